@@ -1,0 +1,77 @@
+"""One ragged format from the sampler to the loss.
+
+Candidate-id sets, counts and top-K tables of language-model rollouts as Arrow lists: the same on
+disk, over HTTP and in memory. Start with :func:`sample_schema`, :class:`Writer` and
+:class:`Dataset`; the model is explained in ``docs/architecture.md`` and specified in ``spec/``.
+"""
+
+from ragged_format.canonical import canonical
+from ragged_format.errors import (
+    BrokenShardError,
+    ChecksumError,
+    ConversionError,
+    CorruptError,
+    DatasetExistsError,
+    DatasetNotFoundError,
+    InvariantError,
+    LimitExceededError,
+    ManifestError,
+    MissingDependencyError,
+    MissingEndOfStreamError,
+    MissingShardError,
+    NotRaggedError,
+    PackingError,
+    RaggedError,
+    SchemaMismatchError,
+    StateMismatchError,
+    TruncatedError,
+    UnsupportedFeatureError,
+    UnsupportedVersionError,
+    Where,
+)
+from ragged_format.parse import parse_schema
+from ragged_format.profiles import packed_schema, sample_schema, standard_column
+from ragged_format.ragged import concat, cut, join, select, select_targets, slice_axis, take
+from ragged_format.schema import Axis, Column, LogProb, RaggedSchema
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Axis",
+    "BrokenShardError",
+    "ChecksumError",
+    "Column",
+    "ConversionError",
+    "CorruptError",
+    "DatasetExistsError",
+    "DatasetNotFoundError",
+    "InvariantError",
+    "LimitExceededError",
+    "LogProb",
+    "ManifestError",
+    "MissingDependencyError",
+    "MissingEndOfStreamError",
+    "MissingShardError",
+    "NotRaggedError",
+    "PackingError",
+    "RaggedError",
+    "RaggedSchema",
+    "SchemaMismatchError",
+    "StateMismatchError",
+    "TruncatedError",
+    "UnsupportedFeatureError",
+    "UnsupportedVersionError",
+    "Where",
+    "canonical",
+    "concat",
+    "cut",
+    "join",
+    "packed_schema",
+    "parse_schema",
+    "sample_schema",
+    "select",
+    "select_targets",
+    "slice_axis",
+    "standard_column",
+    "take",
+]

@@ -1,0 +1,249 @@
+"""From an Arrow schema to checked declarations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ragged_format.errors import (
+    NotRaggedError,
+    SchemaMismatchError,
+    UnsupportedFeatureError,
+    UnsupportedVersionError,
+    Where,
+)
+from ragged_format.profiles import ROOT_AXES, STANDARD, check_standard
+from ragged_format.schema import (
+    FORMAT_VERSION,
+    HEAD_KINDS,
+    NAMESPACE,
+    PRIMITIVES,
+    PROFILES,
+    RECORD,
+    SUPPORTED_FEATURES,
+    Column,
+    LogProb,
+    Profile,
+    RaggedSchema,
+)
+
+__all__ = ["parse_header", "parse_schema"]
+
+
+def parse_schema(schema: pa.Schema) -> RaggedSchema:
+    """Return the checked declarations of an Arrow schema.
+
+    The last few schemas are remembered, so that batches of one source cost a comparison each.
+
+    Raises
+    ------
+    NotRaggedError, UnsupportedVersionError, UnsupportedFeatureError, SchemaMismatchError
+    """
+    for seen, parsed in _recent:
+        if seen is schema or seen.equals(schema, check_metadata=True):
+            return parsed
+    parsed = _parse(schema)
+    _recent.insert(0, (schema, parsed))
+    del _recent[8:]
+    return parsed
+
+
+_recent: list[tuple[pa.Schema, RaggedSchema]] = []
+
+
+def _parse(schema: pa.Schema) -> RaggedSchema:
+    own = parse_header(schema)
+    if own["profile"] not in PROFILES:
+        raise NotRaggedError(
+            "unknown profile", code="RF-S002", expected=", ".join(PROFILES), got=own["profile"]
+        )
+    profile: Profile = "packed" if own["profile"] == "packed" else "sample"
+    if not (own["vocab_size"].isascii() and own["vocab_size"].isdigit()):
+        raise SchemaMismatchError(
+            "vocab_size is a positive integer",
+            code="RF-S009", expected="decimal digits", got=own["vocab_size"],
+        )  # fmt: skip
+    root_axes = json.loads(own["root_axes"]) if own["root_axes"].startswith("[") else None
+    if not isinstance(root_axes, list) or root_axes[: len(ROOT_AXES[profile])] != list(
+        ROOT_AXES[profile]
+    ):
+        raise SchemaMismatchError(
+            "root_axes begins with the profile's own axes",
+            code="RF-S006", expected=list(ROOT_AXES[profile]), got=own["root_axes"],
+        )  # fmt: skip
+    metadata = {
+        key.decode(): value.decode()
+        for key, value in (schema.metadata or {}).items()
+        if not key.startswith(NAMESPACE.encode())
+    }
+    parsed = RaggedSchema(
+        profile,
+        int(own["vocab_size"]),
+        [_parse_field(field, profile) for field in schema],
+        root_axes,
+        required_features=json.loads(own.get("required_features", "[]")),
+        metadata=metadata,
+    )
+    check_standard(parsed)
+    return parsed
+
+
+def _parse_field(field: pa.Field, profile: Profile) -> Column:
+    where = Where(column=field.name)
+    raw = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    meta = {k.removeprefix(NAMESPACE): v for k, v in raw.items() if k.startswith(NAMESPACE)}
+    standard = STANDARD[profile].get(field.name)
+    axis = meta.get("axis") or (standard.axis if standard else None)
+    if axis is None:
+        raise SchemaMismatchError(
+            "a column that is not standard declares its axis",
+            code="RF-S006", where=where, expected=f"field metadata '{NAMESPACE}axis'",
+            got=sorted(raw),
+        )  # fmt: skip
+    if standard is not None and axis != standard.axis:
+        raise SchemaMismatchError(
+            "a standard column lies on its standard axis",
+            code="RF-S006", where=where, expected=standard.axis, got=axis,
+        )  # fmt: skip
+    value, item_nullable = _element_type(field, axis)
+    shape: tuple[int, ...] = ()
+    if pa.types.is_fixed_size_list(value):
+        shape = (value.list_size,)
+        value = value.value_type
+    if str(value) not in PRIMITIVES:
+        raise SchemaMismatchError(
+            "a column's value type is an integer, float, string or binary",
+            where=where, expected=", ".join(PRIMITIVES), got=value,
+        )  # fmt: skip
+    declared = _declared(meta, where, pa.types.is_integer(value))
+    if shape:
+        named = declared.pop("shape", shape)
+        if _product(named) != shape[0]:
+            raise SchemaMismatchError(
+                "the declared shape has the width of the fixed-size list",
+                where=where, expected=f"a product of {shape[0]}", got=list(named),
+            )  # fmt: skip
+        declared["shape"] = named
+    if standard is not None:
+        for key in ("opens", "head_kind", "log_prob", "fill"):
+            declared.setdefault(key, getattr(standard, key))
+        declared["mask"] = standard.mask
+    nullable = field.nullable if axis == RECORD else item_nullable
+    return Column(field.name, axis, value, nullable=nullable, **declared)
+
+
+def _element_type(field: pa.Field, axis: str) -> tuple[pa.DataType, bool]:
+    if axis == RECORD:
+        return field.type, False
+    if not pa.types.is_large_list(field.type):
+        raise SchemaMismatchError(
+            "a column below the record axis is a large_list (64-bit offsets)",
+            where=Where(column=field.name), expected="large_list<…>", got=field.type,
+            remedy="cast with ragged_format.ragged.canonical(batch)",
+        )  # fmt: skip
+    if field.nullable:
+        raise SchemaMismatchError(
+            "a list column is declared non-null",
+            code="RF-S005", where=Where(column=field.name), expected="nullable=False",
+            got="nullable=True", remedy="re-apply the canonical schema: ragged.canonical(batch)",
+        )  # fmt: skip
+    return field.type.value_type, field.type.value_field.nullable
+
+
+_FLAGS = ("mask", "approximate", "share_key", "media")
+
+
+def _declared(meta: dict[str, str], where: Where, integer: bool) -> dict[str, Any]:  # noqa: FBT001
+    out: dict[str, Any] = {}
+    try:
+        for key, text in meta.items():
+            if key in _FLAGS:
+                out[key] = {"true": True, "false": False}[text]
+            elif key == "fill":
+                out[key] = int(text) if integer else float(text)
+            elif key == "shape":
+                out[key] = tuple(int(n) for n in json.loads(text))
+            elif key == "log_prob":
+                out[key] = LogProb.from_json(json.loads(text))
+            elif key == "head_kind":
+                out[key] = HEAD_KINDS[HEAD_KINDS.index(text)]
+            elif key == "opens":
+                out[key] = text
+    except (ValueError, KeyError, TypeError) as err:
+        raise SchemaMismatchError(
+            f"field metadata '{NAMESPACE}{key}' is malformed", code="RF-S009", where=where,
+            expected="a value as the specification's metadata table gives it", got=text,
+        ) from err  # fmt: skip
+    return out
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    out = 1
+    for size in shape:
+        out *= size
+    return out
+
+
+def parse_header(schema: pa.Schema) -> dict[str, str]:
+    """Return this format's schema metadata without the namespace, version and features checked.
+
+    Raises
+    ------
+    NotRaggedError
+        A required key is missing or malformed (``RF-S001``).
+    UnsupportedVersionError, UnsupportedFeatureError
+        ``RF-V001``, ``RF-V002``.
+    """
+    try:
+        raw = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    except UnicodeDecodeError as err:
+        raise NotRaggedError("schema metadata is not UTF-8", got=str(err)) from err
+    own = {k.removeprefix(NAMESPACE): v for k, v in raw.items() if k.startswith(NAMESPACE)}
+    if "version" not in own:
+        raise NotRaggedError(
+            "the Arrow schema does not carry this format's metadata",
+            expected=f"schema metadata key '{NAMESPACE}version'", got=sorted(raw),
+            remedy="import the data with an adapter, or write it with rf.Writer",
+        )  # fmt: skip
+    parts = own["version"].split(".")
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise NotRaggedError(
+            "the format version is malformed", expected="MAJOR.MINOR", got=own["version"]
+        )
+    if int(parts[0]) != FORMAT_VERSION[0]:
+        raise UnsupportedVersionError(
+            "this library does not read that major version of the format",
+            expected=f"{FORMAT_VERSION[0]}.x", got=own["version"],
+            remedy="use a library release that reads it",
+        )  # fmt: skip
+    features = _json_strings(own, "required_features")
+    if unknown := [feature for feature in features if feature not in SUPPORTED_FEATURES]:
+        raise UnsupportedFeatureError(
+            "the data requires features that this library does not know",
+            expected=sorted(SUPPORTED_FEATURES) or "no required features", got=unknown,
+            remedy="use a newer library release",
+        )  # fmt: skip
+    for key in ("profile", "vocab_size", "root_axes"):
+        if key not in own:
+            raise NotRaggedError(
+                f"schema metadata lacks '{NAMESPACE}{key}'",
+                expected=f"keys version, profile, vocab_size, root_axes under '{NAMESPACE}'",
+                got=sorted(own),
+            )  # fmt: skip
+    return own
+
+
+def _json_strings(own: Mapping[str, str], key: str) -> tuple[str, ...]:
+    text = own.get(key, "[]")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise NotRaggedError(
+            f"'{NAMESPACE}{key}' is malformed", expected="a JSON list of strings", got=text
+        )
+    return tuple(value)

@@ -1,0 +1,298 @@
+"""The standard columns of the two profiles, and the Arrow schemas made of them.
+
+The tables here are the one source of column names, axes, types and fills; the tables of the
+specification are checked against them by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.schema import RECORD, Column, LogProb, Profile, RaggedSchema
+
+__all__ = [
+    "PACKED_COLUMNS",
+    "REQUIRED",
+    "ROOT_AXES",
+    "SAMPLE_COLUMNS",
+    "check_standard",
+    "packed_from_sample",
+    "packed_schema",
+    "sample_from_packed",
+    "sample_schema",
+    "standard_column",
+]
+
+ROOT_AXES: dict[Profile, tuple[str, ...]] = {
+    "sample": ("token",),
+    "packed": ("token", "node", "target", "member"),
+}
+REQUIRED: dict[Profile, tuple[str, ...]] = {
+    "sample": ("sample_id", "input_ids", "completion_mask"),
+    "packed": (
+        "input_ids", "position_ids", "node_lengths", "node_parents", "pred_index", "target_ids",
+        "member_index", "member_sample_id", "member_leaf", "member_lengths",
+    ),
+}  # fmt: skip
+# Types that a standard column may have besides its default one.
+ALTERNATIVES: dict[str, tuple[pa.DataType, ...]] = {
+    "advantages": (pa.float64(),),
+    "topk_log_probs": (pa.float16(),),
+    "teacher_topk_log_probs": (pa.float16(),),
+}
+
+_i32, _i64, _f32, _f64 = pa.int32(), pa.int64(), pa.float32(), pa.float64()
+_u8, _string = pa.uint8(), pa.string()
+_log_prob = LogProb()
+ID_FILL = -1
+
+
+def _record(name: str, type_: pa.DataType, *, nullable: bool = True) -> Column:
+    return Column(name, RECORD, type_, nullable=nullable)
+
+
+SAMPLE_COLUMNS: tuple[Column, ...] = (
+    _record("sample_id", _string, nullable=False),
+    _record("group_id", _string),
+    _record("rollout_id", _string),
+    _record("branch_index", _i32),
+    _record("policy_version", _i64),
+    _record("temperature", _f64),
+    _record("reward", _f64),
+    _record("advantage", _f64),
+    _record("finish_reason", _string),
+    _record("teacher_id", _string),
+    _record("env_name", _string),
+    _record("metrics", _string),
+    _record("provenance", _string),
+    _record("token_offset", _i64),
+    Column("input_ids", "token", _i32, fill=ID_FILL),
+    Column("completion_mask", "token", _u8, opens="target", mask=True),
+    Column("loss_weights", "target", _f32),
+    Column("rollout_log_probs", "target", _f32, log_prob=_log_prob),
+    Column("old_log_probs", "target", _f32, log_prob=_log_prob),
+    Column("ref_log_probs", "target", _f32, log_prob=_log_prob),
+    Column("advantages", "target", _f32),
+    Column("policy_versions", "target", _i64, fill=ID_FILL),
+    Column("target_flags", "target", _u8),
+    Column("candidate_counts", "target", _i32, opens="candidate", head_kind="support"),
+    Column("candidate_ids", "candidate", _i32, fill=ID_FILL),
+    Column("candidate_log_probs", "candidate", _f32, log_prob=_log_prob),
+    Column("topk_counts", "target", _i32, opens="topk", head_kind="top_k"),
+    Column("topk_ids", "topk", _i32, fill=ID_FILL),
+    Column("topk_log_probs", "topk", _f32, log_prob=_log_prob),
+    Column("teacher_topk_counts", "target", _i32, opens="teacher_topk", head_kind="top_k"),
+    Column("teacher_topk_ids", "teacher_topk", _i32, fill=ID_FILL),
+    Column("teacher_topk_log_probs", "teacher_topk", _f32, log_prob=_log_prob),
+    Column("teacher_log_probs", "target", _f32, log_prob=_log_prob),
+    Column("topk_weights", "topk", _f32),
+    Column("teacher_topk_weights", "teacher_topk", _f32),
+)
+# Not in the default set: a left cut and heads that are random draws are exceptions.
+_ON_REQUEST = frozenset({"token_offset", "topk_weights", "teacher_topk_weights"})
+
+_PACKED_STRUCTURE: tuple[Column, ...] = (
+    Column("input_ids", "token", _i32, fill=ID_FILL),
+    Column("position_ids", "token", _i32),
+    Column("node_lengths", "node", _i32),
+    Column("node_parents", "node", _i32, fill=ID_FILL),
+    Column("pred_index", "target", _i32, fill=ID_FILL),
+    Column("target_ids", "target", _i32, fill=ID_FILL),
+    Column("member_index", "target", _i32, fill=ID_FILL),
+    Column("member_leaf", "member", _i32, fill=ID_FILL),
+    Column("member_lengths", "member", _i32),
+)
+MEMBER_PREFIX = "member_"
+
+
+def _packed(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """Return the packed columns that samples with these columns give, in schema order."""
+    structure = {column.name: column for column in _PACKED_STRUCTURE}
+    out = list(_PACKED_STRUCTURE)
+    for column in columns:
+        if column.opens == "target" or column.name in structure:
+            continue  # its content is in pred_index and target_ids, or in the structure
+        if column.axis == RECORD:
+            column = column.renamed(MEMBER_PREFIX + column.name, "member")
+        out.append(column)
+    return tuple(out)
+
+
+PACKED_COLUMNS: tuple[Column, ...] = _packed(SAMPLE_COLUMNS)
+
+STANDARD: dict[Profile, dict[str, Column]] = {
+    "sample": {column.name: column for column in SAMPLE_COLUMNS},
+    "packed": {column.name: column for column in PACKED_COLUMNS},
+}
+
+
+def standard_column(name: str, profile: Profile = "sample") -> Column:
+    """Return the standard declaration of a column.
+
+    Use :func:`dataclasses.replace` on it to state another log-prob mode or an alternative type.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The profile has no such standard column (``RF-S003``).
+    """
+    try:
+        return STANDARD[profile][name]
+    except KeyError:
+        raise SchemaMismatchError(
+            f"profile {profile!r} has no such standard column", code="RF-S003",
+            expected=", ".join(STANDARD[profile]), got=name,
+            remedy="pass a ragged_format.Column to declare a column of your own",
+        ) from None  # fmt: skip
+
+
+def _schema(
+    profile: Profile,
+    vocab_size: int,
+    columns: Iterable[str | Column] | None,
+    root_axes: Iterable[str],
+) -> pa.Schema:
+    standard = STANDARD[profile]
+    if columns is None:
+        off = {MEMBER_PREFIX * (profile == "packed") + name for name in _ON_REQUEST} | _ON_REQUEST
+        chosen = [column for name, column in standard.items() if name not in off]
+    else:
+        asked = [standard_column(c, profile) if isinstance(c, str) else c for c in columns]
+        by_name = {column.name: column for column in asked}
+        for name in REQUIRED[profile]:
+            by_name.setdefault(name, standard[name])
+        # Standard columns keep the standard order, so that equal sets give equal schemas.
+        chosen = [by_name.pop(name) for name in standard if name in by_name] + list(
+            by_name.values()
+        )
+        if len(asked) > len({column.name for column in asked}):
+            chosen = chosen + asked  # RaggedSchema names the duplicate
+    schema = RaggedSchema(profile, vocab_size, chosen, (*ROOT_AXES[profile], *root_axes))
+    check_standard(schema)
+    return schema.to_arrow()
+
+
+def sample_schema(
+    *,
+    vocab_size: int,
+    columns: Iterable[str | Column] | None = None,
+    root_axes: Iterable[str] = (),
+) -> pa.Schema:
+    """Return the Arrow schema of the ``sample`` profile.
+
+    Parameters
+    ----------
+    vocab_size : int
+        Size of the model's vocabulary (it can exceed the tokenizer's).
+    columns : iterable of str or Column, optional
+        The optional columns wanted, by standard name or as own declarations. ``None``: all
+        standard ones. The result has exactly the three required columns and these.
+    root_axes : iterable of str
+        Further axes that each record opens itself, for own columns.
+
+    Raises
+    ------
+    SchemaMismatchError
+        An unknown name, or columns whose axis nothing opens.
+
+    Examples
+    --------
+    >>> schema = sample_schema(vocab_size=49152, columns=["candidate_counts", "candidate_ids"])
+    >>> schema.names
+    ['sample_id', 'input_ids', 'completion_mask', 'candidate_counts', 'candidate_ids']
+    >>> sample_schema(vocab_size=49152, columns=["candidate_ids"])
+    Traceback (most recent call last):
+    ...
+    ragged_format.errors.SchemaMismatchError: [RF-S006] no column opens axis 'candidate'
+      where:    column 'candidate_ids'
+      expected: one of record, token, target
+      got:      candidate
+      remedy:   add the counts column that opens the axis, or declare a root axis
+    """
+    return _schema("sample", vocab_size, columns, root_axes)
+
+
+def packed_schema(
+    *,
+    vocab_size: int,
+    columns: Iterable[str | Column] | None = None,
+    root_axes: Iterable[str] = (),
+) -> pa.Schema:
+    """Return the Arrow schema of the ``packed`` profile; parameters as :func:`sample_schema`."""
+    return _schema("packed", vocab_size, columns, root_axes)
+
+
+def packed_from_sample(schema: RaggedSchema) -> RaggedSchema:
+    """Return the packed schema that samples of `schema` are packed into."""
+    own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["sample"]]
+    return RaggedSchema(
+        "packed", schema.vocab_size, _packed(schema), (*ROOT_AXES["packed"], *own_axes),
+        required_features=schema.required_features, metadata=schema.metadata,
+    )  # fmt: skip
+
+
+def sample_from_packed(schema: RaggedSchema) -> RaggedSchema:
+    """Return the sample schema whose packed schema is `schema`."""
+    structure = {column.name for column in _PACKED_STRUCTURE} - {"input_ids"}
+    columns = []
+    for column in schema:
+        if column.name in structure:
+            continue
+        if column.axis == "member":
+            column = column.renamed(column.name.removeprefix(MEMBER_PREFIX), RECORD)
+        columns.append(column)
+        if column.name == "input_ids":
+            columns.append(STANDARD["sample"]["completion_mask"])
+    order = list(STANDARD["sample"])
+    columns.sort(key=lambda c: order.index(c.name) if c.name in order else len(order))
+    own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["packed"]]
+    return RaggedSchema(
+        "sample", schema.vocab_size, columns, (*ROOT_AXES["sample"], *own_axes),
+        required_features=schema.required_features, metadata=schema.metadata,
+    )  # fmt: skip
+
+
+def check_standard(schema: RaggedSchema) -> None:
+    """Check required columns, and standard names against their declarations."""
+    standard = STANDARD[schema.profile]
+    for name in REQUIRED[schema.profile]:
+        if name not in schema:
+            raise SchemaMismatchError(
+                f"profile {schema.profile!r} requires a column that is missing",
+                code="RF-S003", where=Where(column=name), expected=name,
+                got=", ".join(schema.columns),
+            )  # fmt: skip
+    for column in schema:
+        known = standard.get(column.name)
+        if known is None:
+            continue
+        where = Where(column=column.name)
+        types = (known.type, *ALTERNATIVES.get(column.name, ()))
+        if column.type not in types or column.shape:
+            raise SchemaMismatchError(
+                "a standard column has its standard type", where=where,
+                expected=" or ".join(map(str, types)),
+                got=column.value_type if column.shape else column.type,
+            )  # fmt: skip
+        if column.nullable != known.nullable:
+            raise SchemaMismatchError(
+                "a standard column has its standard nullability",
+                code="RF-S005", where=where, expected=known.nullable, got=column.nullable,
+                remedy="re-apply the canonical schema: ragged.canonical(batch)",
+            )  # fmt: skip
+        for key, code in (("axis", "RF-S006"), ("opens", "RF-S006"), ("mask", "RF-S006"),
+                          ("fill", "RF-S007")):  # fmt: skip
+            if getattr(column, key) != getattr(known, key):
+                raise SchemaMismatchError(
+                    f"a standard column has its standard {key}", code=code, where=where,
+                    expected=getattr(known, key), got=getattr(column, key),
+                )  # fmt: skip
+        if (column.log_prob is None) != (known.log_prob is None):
+            raise SchemaMismatchError(
+                "a standard log-prob column states its mode",
+                code="RF-S009", where=where, expected="log_prob metadata as the standard has it",
+                got=column.log_prob,
+            )  # fmt: skip

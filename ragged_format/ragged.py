@@ -1,0 +1,366 @@
+"""Operations on axes: take, select, slice, cut, join and concat, written once for every column.
+
+Every operation takes and returns a record batch of this format. A column moves because of the axis
+that it lies on, not because of its name. All of them accept sliced batches and lists whose first
+offset is not 0, and loop over columns only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ragged_format.canonical import canonical, require_same
+from ragged_format.errors import LimitExceededError, SchemaMismatchError, Where
+from ragged_format.lists import (
+    Flat,
+    Int64,
+    flat,
+    offsets_of,
+    ranges,
+    segment_sums,
+    to_list,
+    to_numpy,
+)
+from ragged_format.parse import parse_schema
+from ragged_format.schema import RECORD, RaggedSchema
+
+__all__ = [
+    "AxisView",
+    "Flat",
+    "axis_view",
+    "canonical",
+    "concat",
+    "cut",
+    "flat",
+    "join",
+    "offsets_of",
+    "ranges",
+    "segment_sums",
+    "select",
+    "select_targets",
+    "slice_axis",
+    "take",
+    "to_list",
+    "to_numpy",
+]
+
+
+class AxisView(NamedTuple):
+    """Where the elements of an axis lie in a batch.
+
+    Attributes
+    ----------
+    parent_offsets : (p + 1,) int64
+        Elements of this axis under each element of the parent axis.
+    record_offsets : (num_rows + 1,) int64
+        Elements of this axis in each record.
+    """
+
+    parent_offsets: Int64
+    record_offsets: Int64
+
+
+def axis_view(batch: pa.RecordBatch, axis: str, schema: RaggedSchema | None = None) -> AxisView:
+    """Return the offsets of `axis` in `batch`, per parent element and per record.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The axis does not exist, or no column of the batch lies on it and it is a root axis.
+    """
+    schema = schema or parse_schema(batch.schema)
+    if axis not in schema.axes:
+        raise SchemaMismatchError(
+            "there is no such axis", code="RF-S006", expected=", ".join(schema.axes), got=axis
+        )
+    opened = schema.axes[axis]
+    if opened.counts is None:
+        for column in schema.on(axis):
+            offsets = flat(batch.column(column.name)).offsets
+            return AxisView(offsets, offsets)
+        raise SchemaMismatchError(
+            "no column lies on this axis, so its lengths are unknown",
+            code="RF-S006", expected=f"a column on axis {axis!r}", got=", ".join(schema.columns),
+        )  # fmt: skip
+    counts, per_record = flat(batch.column(opened.counts))
+    parent_offsets = offsets_of(to_numpy(counts).astype(np.int64))
+    return AxisView(parent_offsets, parent_offsets[per_record])
+
+
+def take(
+    batch: pa.RecordBatch,
+    indices: npt.ArrayLike,
+    *,
+    axis: str = RECORD,
+    lengths: npt.ArrayLike | None = None,
+) -> pa.RecordBatch:
+    """Return the batch with these elements of `axis`, every axis below following.
+
+    Guarantees: a copy; order and repeats are as in `indices`.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Batch of this format.
+    indices : (k,) int
+        Positions on `axis`, counted over the whole batch.
+    axis : str
+        ``"record"``, or an axis below it.
+    lengths : (p,) int, optional
+        For an axis below the record: how many of `indices` go to each element of the parent axis
+        (each record, for a root axis), in order. They sum to k.
+
+    Raises
+    ------
+    LimitExceededError
+        A position lies outside the axis (``RF-L002``).
+    """
+    picked = np.asarray(indices, np.int64)
+    if axis == RECORD:
+        _check_positions(picked, batch.num_rows, axis)
+        return batch.take(pa.array(picked))
+    schema = parse_schema(batch.schema)
+    view = axis_view(batch, axis, schema)
+    _check_positions(picked, int(view.parent_offsets[-1]), axis)
+    per_parent = np.asarray(lengths, np.int64)
+    if len(per_parent) != len(view.parent_offsets) - 1 or per_parent.sum() != len(picked):
+        raise SchemaMismatchError(
+            "lengths has one entry per parent element and sums to the number of indices",
+            code="RF-I005", expected=f"{len(view.parent_offsets) - 1} entries, sum {len(picked)}",
+            got=f"{len(per_parent)} entries, sum {per_parent.sum()}",
+        )  # fmt: skip
+    return _regather(batch, schema, axis, picked, per_parent)
+
+
+def select(batch: pa.RecordBatch, axis: str, keep: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the batch with only the elements of `axis` where `keep` is true.
+
+    On a mask axis (targets of samples) a dropped element's mask becomes 0; its token stays.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Batch of this format.
+    axis : str
+        Any axis, the record axis included.
+    keep : (k,) bool
+        One entry per element of the axis in the whole batch.
+    """
+    keep = np.asarray(keep, bool)
+    if axis == RECORD:
+        return take(batch, np.flatnonzero(keep))
+    view = axis_view(batch, axis)
+    if len(keep) != view.parent_offsets[-1]:
+        raise SchemaMismatchError(
+            "keep has one entry per element of the axis",
+            code="RF-I003", expected=int(view.parent_offsets[-1]), got=len(keep),
+        )  # fmt: skip
+    per_parent = segment_sums(keep, view.parent_offsets)
+    return take(batch, np.flatnonzero(keep), axis=axis, lengths=per_parent)
+
+
+def select_targets(batch: pa.RecordBatch, keep: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the batch with only the targets where `keep`, (m,) bool, is true."""
+    return select(batch, "target", keep)
+
+
+def slice_axis(
+    batch: pa.RecordBatch, start: int = 0, stop: int | None = None, *, axis: str = RECORD
+) -> pa.RecordBatch:
+    """Return the elements ``[start, stop)`` of `axis` under each parent element.
+
+    Guarantees: a view on the record axis, a copy on the others. ``axis="candidate", stop=8`` keeps
+    the first 8 candidates of every target; ``axis="record"`` slices the batch.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Batch of this format.
+    start, stop : int
+        Non-negative; ``stop=None`` is the end.
+    axis : str
+        Any axis.
+    """
+    if start < 0 or (stop is not None and stop < 0):
+        raise LimitExceededError(
+            "slice bounds are not negative", code="RF-L002", expected=">= 0", got=(start, stop)
+        )
+    if axis == RECORD:
+        end = batch.num_rows if stop is None else min(stop, batch.num_rows)
+        begin = min(start, end)
+        return batch.slice(begin, end - begin)
+    schema = parse_schema(batch.schema)
+    bounds = axis_view(batch, axis, schema).parent_offsets
+    counts = np.diff(bounds)
+    first = np.minimum(start, counts)
+    last = counts if stop is None else np.minimum(stop, counts)
+    per_parent = np.maximum(last - first, 0)
+    picked = ranges(bounds[:-1] + first, per_parent)
+    return _regather(batch, schema, axis, picked, per_parent)
+
+
+def cut(batch: pa.RecordBatch, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
+    """Return samples cut to the tokens ``[start, stop)``, targets and their sets following.
+
+    A right cut keeps the targets before it. A left cut drops the target that becomes position 0
+    (nothing predicts it) and adds `start` to the record column ``token_offset``, which the schema
+    must have for it.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A left cut of a batch without ``token_offset`` (``RF-S003``).
+    """
+    out = slice_axis(batch, start, stop, axis="token")
+    if start == 0:
+        return out
+    schema = parse_schema(batch.schema)
+    if "token_offset" not in schema:
+        raise SchemaMismatchError(
+            "a left cut records its offset", code="RF-S003", expected="column 'token_offset'",
+            got=", ".join(schema.columns), remedy="add 'token_offset' to the schema's columns",
+        )  # fmt: skip
+    had = np.diff(axis_view(batch, "token", schema).record_offsets)
+    moved = pc.add(pc.fill_null(out.column("token_offset"), 0), pa.array(np.minimum(start, had)))
+    index = out.schema.get_field_index("token_offset")
+    out = out.set_column(index, out.schema.field(index), moved)
+    mask, offsets = flat(out.column("completion_mask"))
+    firsts = offsets[:-1][np.diff(offsets) > 0]
+    orphaned = np.zeros(int(offsets[-1]), bool)
+    orphaned[firsts] = True
+    scored = to_numpy(mask) != 0
+    return select(out, "target", ~orphaned[scored])
+
+
+def join(batch: pa.RecordBatch, counts: npt.ArrayLike) -> pa.RecordBatch:
+    """Concatenate runs of consecutive records into one record each, on every axis.
+
+    Guarantees: list values are views (only the outer offsets change); values of the record axis are
+    those of the first record of each run.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Batch of this format.
+    counts : (g,) int
+        Records in each run, each >= 1, summing to ``batch.num_rows``.
+    """
+    runs = np.asarray(counts, np.int64)
+    if (len(runs) and runs.min() < 1) or runs.sum() != batch.num_rows:
+        raise SchemaMismatchError(
+            "counts are positive and sum to the number of records",
+            code="RF-I005", expected=batch.num_rows, got=runs.tolist()[:8],
+        )  # fmt: skip
+    schema = parse_schema(batch.schema)
+    bounds = offsets_of(runs)
+    arrays = []
+    for column in schema:
+        array = batch.column(column.name)
+        if column.axis == RECORD:
+            arrays.append(array.take(pa.array(bounds[:-1])))
+        else:
+            values, offsets = flat(array)
+            arrays.append(to_list(values, offsets[bounds], column))
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.RecordBatch:
+    """Concatenate batches of one schema.
+
+    Guarantees: a copy, except for a single batch.
+
+    Parameters
+    ----------
+    batches : sequence of pyarrow.RecordBatch
+        At least one; equal schemas, metadata included.
+    axis : str
+        ``"record"``: records after records. Any other axis: record i of the result joins record i
+        of every batch end to end, on every axis below the record (lists can only grow together);
+        values of the record axis are those of the first batch.
+
+    Raises
+    ------
+    SchemaMismatchError
+        Schemas differ (``RF-S010``), there is no batch, or row counts differ for an inner axis.
+    """
+    if not batches:
+        raise SchemaMismatchError(
+            "concat needs at least one batch", expected=">= 1 batch", got="none"
+        )
+    first = batches[0]
+    for number, batch in enumerate(batches[1:], 1):
+        if not batch.schema.equals(first.schema, check_metadata=True):
+            require_same(
+                parse_schema(first.schema), parse_schema(batch.schema), Where(batch=number)
+            )
+    if len(batches) == 1:
+        return first
+    schema = first.schema
+    try:
+        joined = pa.concat_batches([_under(batch, schema) for batch in batches])
+    except pa.ArrowInvalid as err:
+        raise LimitExceededError(
+            "a string column of the result exceeds 2 GiB", expected="< 2^31 bytes", got=str(err),
+            remedy="concatenate fewer records at a time",
+        ) from err  # fmt: skip
+    if axis == RECORD:
+        return joined
+    rows = {batch.num_rows for batch in batches}
+    if len(rows) > 1:
+        raise SchemaMismatchError(
+            "batches that are joined record by record have equally many",
+            code="RF-I003", expected=first.num_rows, got=sorted(rows),
+        )  # fmt: skip
+    order = np.arange(len(joined)).reshape(len(batches), -1).T.reshape(-1)
+    return join(take(joined, order), np.full(first.num_rows, len(batches), np.int64))
+
+
+def _under(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _check_positions(picked: Int64, size: int, axis: str) -> None:
+    if len(picked) and (picked.min() < 0 or picked.max() >= size):
+        bad = picked[(picked < 0) | (picked >= size)][0]
+        raise LimitExceededError(
+            f"an index lies outside the {axis} axis",
+            code="RF-L002", expected=f"0 <= index < {size}", got=int(bad),
+        )  # fmt: skip
+
+
+def _regather(
+    batch: pa.RecordBatch, schema: RaggedSchema, axis: str, picked: Int64, per_parent: Int64
+) -> pa.RecordBatch:
+    """Gather elements of `axis` and of all axes below; set the counts that open `axis`."""
+    new: dict[str, pa.Array] = {}
+    opened = schema.axes[axis]
+    if opened.counts is None:
+        per_record = per_parent
+    else:
+        counts = schema[opened.counts]
+        offsets = flat(batch.column(counts.name)).offsets
+        dtype = counts.type.to_pandas_dtype()
+        new[counts.name] = to_list(per_parent.astype(dtype), offsets, counts)
+        per_record = segment_sums(per_parent, offsets)
+    queue = [(axis, picked, per_record)]
+    for name, indices, lengths in queue:
+        offsets = offsets_of(lengths)
+        positions = pa.array(indices)
+        for column in schema.on(name):
+            values = flat(batch.column(column.name)).values.take(positions)
+            new[column.name] = to_list(values, offsets, column)
+            if column.opens is not None:
+                old = to_numpy(flat(batch.column(column.name)).values).astype(np.int64)
+                counts_taken = old[indices]
+                starts = (np.cumsum(old) - old)[indices]
+                queue.append((
+                    column.opens, ranges(starts, counts_taken), segment_sums(counts_taken, offsets)
+                ))  # fmt: skip
+    arrays = [new.get(name, batch.column(name)) for name in batch.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
