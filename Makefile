@@ -5,6 +5,7 @@ VENV        ?= .venv
 TORCH       ?= auto
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS        ?= 2
+ARGS        ?=
 
 TORCH_VERSION := 2.13.0
 EXTRAS        := adapters,torch,pipeline,server
@@ -36,6 +37,7 @@ help: ## Show this text
 	@echo '                build with CUDA, or TORCH=/path/to/torch.whl'
 	@echo '  TORCH_INDEX   index with the CPU build ($(TORCH_INDEX))'
 	@echo '  JOBS          test processes ($(JOBS))'
+	@echo '  ARGS          further arguments of test, soak, docs and bench, e.g. ARGS="-k pack"'
 
 setup: $(SETUP) ## Create the environment with all extras but ray, and the tools
 demo: $(SETUP) ## Run the main job on the bundled rollouts, from engine JSON to padded tensors
