@@ -32,7 +32,9 @@ from ragged_format.errors import (
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import packed_schema, sample_schema, standard_column
 from ragged_format.ragged import concat, cut, join, select, select_targets, slice_axis, take
+from ragged_format.rules import TargetFlag
 from ragged_format.schema import Axis, Column, LogProb, RaggedSchema
+from ragged_format.validate import validate
 
 __version__ = "0.1.0"
 
@@ -58,6 +60,7 @@ __all__ = [
     "RaggedSchema",
     "SchemaMismatchError",
     "StateMismatchError",
+    "TargetFlag",
     "TruncatedError",
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
@@ -74,4 +77,5 @@ __all__ = [
     "slice_axis",
     "standard_column",
     "take",
+    "validate",
 ]

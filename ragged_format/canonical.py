@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +12,10 @@ from ragged_format.lists import flat, to_list
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD, RaggedSchema
 
-__all__ = ["ArrowExportable", "canonical", "require_same"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ArrowExportable", "as_batches", "as_table", "canonical", "require_same"]
 
 
 class ArrowExportable(Protocol):
@@ -66,7 +69,7 @@ def canonical(
     InvariantError
         A list is null where none may be (``RF-I002``).
     """
-    table = _as_table(data)
+    table = as_table(data)
     schema = table.schema if schema is None else schema
     declared = parse_schema(_with_large_lists(schema))
     wanted = declared.to_arrow()
@@ -100,7 +103,17 @@ def canonical(
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _as_table(data: Any) -> pa.Table:
+def as_batches(data: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of Arrow data of any producer, at least one (it may be empty)."""
+    if isinstance(data, pa.RecordBatch):
+        yield data
+        return
+    table = as_table(data)
+    yield from table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+
+
+def as_table(data: Any) -> pa.Table:
+    """Return Arrow data of any producer as a table, a view where that is possible."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):

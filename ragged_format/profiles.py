@@ -6,12 +6,15 @@ specification are checked against them by a test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.schema import RECORD, Column, LogProb, Profile, RaggedSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "PACKED_COLUMNS",
@@ -78,7 +81,7 @@ SAMPLE_COLUMNS: tuple[Column, ...] = (
     Column("advantages", "target", _f32),
     Column("policy_versions", "target", _i64, fill=ID_FILL),
     Column("target_flags", "target", _u8),
-    Column("candidate_counts", "target", _i32, opens="candidate", head_kind="support"),
+    Column("candidate_counts", "target", _i32, opens="candidate", head_kind="set"),
     Column("candidate_ids", "candidate", _i32, fill=ID_FILL),
     Column("candidate_log_probs", "candidate", _f32, log_prob=_log_prob),
     Column("topk_counts", "target", _i32, opens="topk", head_kind="top_k"),

@@ -7,8 +7,7 @@ offset is not 0, and loop over columns only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,9 @@ from ragged_format.lists import (
 )
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD, RaggedSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "AxisView",

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
 from ragged_format.errors import SchemaMismatchError, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "FORMAT_VERSION",
@@ -40,7 +42,7 @@ SUPPORTED_FEATURES: frozenset[str] = frozenset()
 
 Profile = Literal["sample", "packed"]
 PROFILES: tuple[Profile, ...] = ("sample", "packed")
-HEAD_KINDS = ("top_k", "support", "draws")
+HEAD_KINDS = ("set", "top_k", "support", "draws")
 PRIMITIVES = {
     str(t): t
     for t in (
@@ -132,8 +134,10 @@ class Column:
         The counts are 0 or 1 and the opened axis is a subset of this column's axis.
     log_prob : LogProb, optional
         Declares a log-prob column and its mode.
-    head_kind : {"top_k", "support", "draws"}, optional
-        On a counts column: what the opened axis holds.
+    head_kind : {"set", "top_k", "support", "draws"}, optional
+        On a counts column: what the opened axis holds. A candidate set (ascending ids, the sampled
+        token among them), a head of the K most likely ids, a head of a whole candidate set, or
+        random draws with weights. Its ids are the column ``<axis>_ids``.
     approximate : bool
         From a lossy source: the checks of sign, mass and order do not apply.
     share_key : bool

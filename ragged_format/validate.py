@@ -1,0 +1,213 @@
+"""Check that data keeps every invariant of the format; errors say where.
+
+Two levels. ``structural`` makes the lists safe to index: valid Arrow arrays, no stray nulls,
+lengths that agree on every axis. ``full`` adds the rules on values. Everything that comes from
+outside a process is validated fully once, where it enters: Arrow's own readers accept decreasing
+offsets that crash other readers later.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ragged_format.canonical import ArrowExportable, as_batches
+from ragged_format.errors import InvariantError, Where
+from ragged_format.lists import Flat, Int64, flat, offsets_of
+from ragged_format.parse import parse_schema
+from ragged_format.rules import FULL_RULES
+from ragged_format.schema import RECORD, Axis, RaggedSchema
+from ragged_format.view import View, locate
+
+__all__ = ["UniqueIds", "validate"]
+
+Level = Literal["full", "structural"]
+
+
+def validate(
+    data: pa.RecordBatch | pa.Table | ArrowExportable,
+    *,
+    level: Level = "full",
+    where: Where | None = None,
+) -> None:
+    """Raise unless `data` keeps every invariant of its profile.
+
+    Guarantees: reads only; vectorised, a few passes over each column.
+
+    Parameters
+    ----------
+    data : RecordBatch, Table or anything with ``__arrow_c_stream__``
+        With this format's schema metadata.
+    level : {"full", "structural"}
+        ``structural``: lengths, offsets and nulls only.
+    where : Where, optional
+        Place of the data (file, first batch) for errors.
+
+    Raises
+    ------
+    NotRaggedError, SchemaMismatchError, UnsupportedVersionError, UnsupportedFeatureError
+        The schema is not one of this format.
+    InvariantError
+        With the code of the broken rule, the row, column and position of its first breach.
+
+    Examples
+    --------
+    >>> from ragged_format import sample_schema
+    >>> schema = sample_schema(vocab_size=10, columns=[])
+    >>> row = {"sample_id": "a", "input_ids": [1, 12], "completion_mask": [0, 1]}
+    >>> validate(pa.RecordBatch.from_pylist([row], schema=schema))
+    Traceback (most recent call last):
+    ...
+    ragged_format.errors.InvariantError: [RF-I007] a token id is outside the vocabulary
+      where:    row 0, column 'input_ids', position 1
+      expected: 0 <= id < 10
+      got:      12
+    """
+    outer = where or Where()
+    ids = UniqueIds()
+    for number, batch in enumerate(as_batches(data), outer.batch or 0):
+        place = outer if isinstance(data, pa.RecordBatch) else Where(outer.file, number)
+        validate_batch(batch, parse_schema(batch.schema), level, place)
+        if level == "full" and "sample_id" in batch.schema.names:
+            ids.add(batch.column("sample_id"), place)
+
+
+def validate_batch(batch: pa.RecordBatch, schema: RaggedSchema, level: Level, where: Where) -> None:
+    """Validate one batch whose schema is parsed already; sample ids are not compared."""
+    try:
+        _check_arrays(batch, schema)
+        view = _structure(batch, schema)
+        if level == "full":
+            for rule in FULL_RULES:
+                rule(view)
+    except InvariantError as err:
+        raise err.at(where) from err.__cause__
+
+
+class UniqueIds:
+    """Sample ids seen so far, for uniqueness over several batches.
+
+    Keeps every id: about 100 bytes each.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Where, int]] = {}
+
+    def add(self, ids: pa.Array, where: Where) -> None:
+        """Add the ids of one batch; raises ``RF-I006`` for one that is empty or known."""
+        for row, sample_id in enumerate(ids.to_pylist()):
+            first = self._seen.setdefault(sample_id, (where, row))
+            if first != (where, row) or not sample_id:
+                place = Where(row=row, column="sample_id").inside(where)
+                raise InvariantError(
+                    "a sample_id is not unique" if sample_id else "a sample_id is empty",
+                    code="RF-I006",
+                    where=place,
+                    expected="an id that no other record has",
+                    got=f"{sample_id!r}, also at {Where(row=first[1]).inside(first[0])}"
+                    if sample_id
+                    else repr(sample_id),
+                    remedy="give every record its own id",
+                )
+
+
+def _check_arrays(batch: pa.RecordBatch, schema: RaggedSchema) -> None:
+    for column in schema:
+        array = batch.column(column.name)
+        try:
+            array.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowIndexError) as err:
+            raise InvariantError(
+                "an Arrow array is invalid",
+                code="RF-I001",
+                where=Where(column=column.name),
+                expected="non-decreasing offsets inside their child, whole buffers, UTF-8 text",
+                got=str(err),
+                remedy="do not use the data: its producer wrote broken lists",
+            ) from err
+        if not column.nullable or column.axis != RECORD:
+            _check_nulls(array, column.name, items_nullable=column.nullable)
+
+
+def _check_nulls(array: pa.Array, name: str, *, items_nullable: bool) -> None:
+    row = position = None
+    if array.null_count:
+        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+    elif pa.types.is_large_list(array.type) and not items_nullable:
+        values, offsets = flat(array)
+        inner = values.flatten() if pa.types.is_fixed_size_list(values.type) else values
+        if values.null_count:
+            bad = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+        elif inner.null_count:
+            bad = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
+            bad //= values.type.list_size
+        else:
+            return
+        row, position = locate(offsets, bad)
+    if row is not None:
+        raise InvariantError(
+            "a value is null", code="RF-I002", expected="no nulls", got="null",
+            where=Where(row=row, column=name, position=position),
+        )  # fmt: skip
+
+
+def _structure(batch: pa.RecordBatch, schema: RaggedSchema) -> View:
+    lists: dict[str, Flat] = {}
+    records: dict[str, Int64] = {}
+    parents: dict[str, Int64] = {}
+    for column in schema:
+        if column.axis != RECORD:
+            lists[column.name] = flat(batch.column(column.name))
+    pending: list[Axis] = [axis for axis in schema.axes.values() if axis.counts is None]
+    for axis in pending:
+        pending.extend(schema.children(axis.name))
+        on_axis = [column.name for column in schema.on(axis.name)]
+        if axis.counts is None:
+            reference = lists[on_axis[0]].offsets if on_axis else np.zeros(
+                batch.num_rows + 1, np.int64
+            )  # fmt: skip
+            records[axis.name] = parents[axis.name] = reference
+        else:
+            counts = lists[axis.counts]
+            per_parent = _checked_counts(counts, axis)
+            parents[axis.name] = offsets_of(per_parent)
+            records[axis.name] = parents[axis.name][counts.offsets]
+        _check_lengths(axis, records[axis.name], {name: lists[name] for name in on_axis})
+    return View(batch, schema, lists, records, parents)
+
+
+def _checked_counts(counts: Flat, axis: Axis) -> Int64:
+    values = counts.numpy()
+    limit = 1 if axis.mask else None
+    bad = values > 1 if axis.mask else values < 0
+    if bad.any():
+        first = int(np.argmax(bad))
+        row, position = locate(counts.offsets, first)
+        raise InvariantError(
+            "a mask is not 0 or 1" if limit else "a count is negative",
+            code="RF-I008" if limit else "RF-I004",
+            where=Where(row=row, column=axis.counts, position=position),
+            expected="0 or 1" if limit else ">= 0",
+            got=values[first],
+        )
+    return values.astype(np.int64)
+
+
+def _check_lengths(axis: Axis, expected: Int64, lists: dict[str, Flat]) -> None:
+    for name, (_, offsets) in lists.items():
+        if np.array_equal(offsets, expected):
+            continue
+        wanted, got = np.diff(expected), np.diff(offsets)
+        row = int(np.argmax(wanted != got))
+        if axis.counts is None:
+            what, code = f"columns of axis {axis.name!r} differ in length", "RF-I003"
+            source = f"as {next(iter(lists))!r}"
+        else:
+            what, code = "the counts do not sum to the length of a column", "RF-I005"
+            source = f"the sum of {axis.counts!r}"
+        raise InvariantError(
+            what, code=code, where=Where(row=row, column=name),
+            expected=f"{wanted[row]} elements, {source}", got=f"{got[row]} elements",
+        )  # fmt: skip
