@@ -12,6 +12,7 @@ from ragged_format.errors import MissingDependencyError
 from ragged_format.profiles import SAMPLE_COLUMNS, sample_schema, standard_column
 from ragged_format.schema import PRIMITIVES, RECORD, Column, LogProb
 from ragged_format.testing.generate import fill_batch
+from ragged_format.testing.sequences import in_sequence
 
 try:
     from hypothesis import strategies as st
@@ -21,7 +22,7 @@ except ImportError as err:
         remedy="pip install hypothesis",
     ) from err  # fmt: skip
 
-__all__ = ["sample_batches", "schemas"]
+__all__ = ["packed_batches", "sample_batches", "schemas"]
 
 _RECORD_NAMES = [c.name for c in SAMPLE_COLUMNS if c.axis == RECORD and c.name != "sample_id"]
 _TARGET_NAMES = [c.name for c in SAMPLE_COLUMNS if c.axis == "target" and c.opens is None]
@@ -171,3 +172,22 @@ def sample_batches(
     }
     prefix = f"s{seed}" if prefix is None else prefix
     return fill_batch(wanted, np.random.default_rng(seed), lengths, prefix=prefix, **options)
+
+
+@st.composite
+def packed_batches(
+    draw: st.DrawFn,
+    samples: st.SearchStrategy[pa.RecordBatch] | None = None,
+) -> pa.RecordBatch:
+    """Draw a valid batch of profile ``packed`` in which no prefix is shared.
+
+    Parameters
+    ----------
+    samples : strategy of RecordBatch, optional
+        What is packed; any of :func:`sample_batches` where it is not given.
+    """
+    batch = draw(sample_batches() if samples is None else samples)
+    members = sum(any(mask) for mask in batch.column("completion_mask").to_pylist())
+    ends = draw(st.sets(st.integers(1, members - 1))) if members > 1 else set()
+    bounds = [0, *sorted(ends), members] if members else []
+    return in_sequence(batch, np.diff(bounds))
