@@ -1,4 +1,4 @@
-"""The rules of full validation, one function each, over a structurally valid view."""
+"""The rules of full validation, one per code, over a structurally valid view."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragged_format.errors import InvariantError, Where
 from ragged_format.rules_packed import PACKED_RULES
-from ragged_format.schema import RECORD, Axis, Column
+from ragged_format.view import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ragged_format.lists import Int64
+    from ragged_format.schema import Axis, Column
     from ragged_format.view import View
 
-__all__ = ["FULL_RULES", "LOG_PROB_TOLERANCE", "TargetFlag"]
+__all__ = [
+    "FLOAT16_MASS_TOLERANCE",
+    "FULL_RULES",
+    "LOG_PROB_TOLERANCE",
+    "TargetFlag",
+]
 
 # Rounding of float32 log-softmax over a large vocabulary stays well below this.
 LOG_PROB_TOLERANCE = 1e-4
@@ -38,16 +43,27 @@ class TargetFlag:
     TEACHER_MISSING = 16
 
 
-# Counts column that must be 0 where any of the bits is set.
-_ABSENT_COUNTS = {
+# Target columns that hold 0 where any of the bits is set.
+_ABSENT = {
     "candidate_counts": TargetFlag.SUPPORT_MISSING | TargetFlag.SUPPORT_OVERFLOW,
     "topk_counts": TargetFlag.HEAD_MISSING,
     "teacher_topk_counts": TargetFlag.TEACHER_MISSING,
+    "teacher_log_probs": TargetFlag.TEACHER_MISSING,
+    "rollout_log_probs": TargetFlag.LOG_PROB_MISSING,
 }
-_RECORD_FLOATS = ("temperature", "reward", "advantage")
-_RECORD_NATURALS = ("branch_index", "token_offset")
-_RECORD_JSON = ("metrics", "provenance")
 _FINITE = ("loss_weights", "advantages")
+
+
+def _packed(view: View) -> bool:
+    return view.schema.profile == "packed"
+
+
+def _record_columns(view: View, *names: str) -> Iterator[tuple[str, str]]:
+    """Yield (standard name, name of its column) of record columns that the data has."""
+    for name in names:
+        column = f"member_{name}" if _packed(view) else name
+        if column in view.schema:
+            yield name, column
 
 
 def _in_vocabulary(view: View, code: str, column: str, what: str) -> None:
@@ -59,71 +75,96 @@ def _in_vocabulary(view: View, code: str, column: str, what: str) -> None:
 
 def token_ids(view: View) -> None:
     """RF-I007."""
-    for name in ("input_ids", "target_ids"):
-        if name in view.lists:
-            _in_vocabulary(view, "RF-I007", name, "a token id is outside the vocabulary")
+    for name in ("input_ids", "target_ids") if _packed(view) else ("input_ids",):
+        _in_vocabulary(view, "RF-I007", name, "a token id is outside the vocabulary")
 
 
 def first_token_unscored(view: View) -> None:
     """RF-I009."""
-    if "completion_mask" not in view.lists:
-        return
     offsets = view.records["token"]
     firsts = offsets[:-1][offsets[1:] > offsets[:-1]]
     scored = view.values("completion_mask")[firsts]
     if scored.any():
         view.fail_at(
             "RF-I009", "the first token of a record is scored", "completion_mask",
-            int(firsts[np.argmax(scored)]), expected=0, got=1,
+            int(firsts[np.argmax(scored)]), expected=0,
         )  # fmt: skip
 
 
-def _headed(view: View, *, sets: bool) -> Iterator[tuple[Axis, Column, str]]:
-    """Yield (axis, counts column, ids column) of every candidate set, or of every head."""
+def flag_bits(view: View) -> None:
+    """RF-I010."""
+    if "target_flags" in view.schema:
+        view.forbid(
+            "RF-I010", "a target flag is unknown", "target_flags",
+            view.values("target_flags") >= 1 << FLAG_BITS, f"< {1 << FLAG_BITS}",
+        )  # fmt: skip
+
+
+def _headed(view: View, *, sets: bool) -> Iterator[tuple[Axis, Column]]:
+    """Yield (axis, counts column) of every candidate set, or of every head, that has ids."""
     for axis in view.schema.axes.values():
-        if axis.counts is None:
-            continue
-        counts = view.schema[axis.counts]
-        ids = f"{axis.name}_ids"
-        wanted = counts.head_kind is not None and (counts.head_kind == "set") == sets
-        if wanted and ids in view.lists:
-            yield axis, counts, ids
+        kind = _head_kind(view, axis.name)
+        if axis.counts and kind and (kind == "set") == sets and _ids(axis.name) in view.schema:
+            yield axis, view.schema[axis.counts]
 
 
-def sampled_tokens(view: View) -> npt.NDArray[Any] | None:
-    """Return the token that each target scores, (m,), in target order."""
-    if "target_ids" in view.lists:
-        return view.values("target_ids")
-    if "completion_mask" in view.lists:
-        scored: npt.NDArray[Any] = view.values("input_ids")[view.values("completion_mask") != 0]
-        return scored
-    return None
+def _head_kind(view: View, axis: str) -> str | None:
+    opened = view.schema.axes.get(axis)
+    return view.schema[opened.counts].head_kind if opened and opened.counts else None
 
 
-def candidate_sets(view: View) -> None:
-    """RF-I011, RF-I012, RF-I013."""
-    for axis, counts, ids in _headed(view, sets=True):
-        _in_vocabulary(view, "RF-I011", ids, "an id of a candidate set is outside the vocabulary")
+def _ids(axis: str) -> str:
+    return f"{axis}_ids"
+
+
+def set_ids_in_vocabulary(view: View) -> None:
+    """RF-I011."""
+    for axis, _ in _headed(view, sets=True):
+        what = "an id of a candidate set is outside the vocabulary"
+        _in_vocabulary(view, "RF-I011", _ids(axis.name), what)
+
+
+def sets_ascend(view: View) -> None:
+    """RF-I012."""
+    for axis, _ in _headed(view, sets=True):
+        ids = _ids(axis.name)
         values, offsets = view.values(ids), view.parents[axis.name]
-        if len(values) > 1:
-            falls = values[1:] <= values[:-1]
-            starts = offsets[1:-1]
-            falls[starts[(starts > 0) & (starts < len(values))] - 1] = False
-            if falls.any():
-                first = int(np.argmax(falls)) + 1
-                view.fail_at(
-                    "RF-I012", "a candidate set is not strictly ascending", ids, first,
-                    expected=f"> {values[first - 1]}", got=values[first],
-                )  # fmt: skip
-        sampled = sampled_tokens(view)
-        if sampled is None or counts.axis != "target":
+        if len(values) < 2:
             continue
-        lengths = np.diff(offsets)
+        falls = values[1:] <= values[:-1]
+        starts = offsets[1:-1]
+        falls[starts[(starts > 0) & (starts < len(values))] - 1] = False
+        if falls.any():
+            first = int(np.argmax(falls)) + 1
+            view.fail_at(
+                "RF-I012", "a candidate set is not strictly ascending", ids, first,
+                expected=f"> {values[first - 1]}",
+            )  # fmt: skip
+
+
+def sampled_tokens(view: View) -> npt.NDArray[Any]:
+    """Return the token that each target scores, (m,), in target order."""
+    if _packed(view):
+        return view.values("target_ids")
+    scored: npt.NDArray[Any] = view.values("input_ids")[view.values("completion_mask") != 0]
+    return scored
+
+
+def sets_hold_sampled(view: View) -> None:
+    """RF-I013."""
+    for axis, counts in _headed(view, sets=True):
+        if counts.axis != "target":
+            continue
+        values, offsets = view.values(_ids(axis.name)), view.parents[axis.name]
+        sampled, lengths = sampled_tokens(view), np.diff(offsets)
         hits = np.flatnonzero(np.repeat(sampled, lengths) == values)
-        if len(hits) != np.count_nonzero(lengths):
-            held = np.zeros(len(lengths), bool)
-            held[np.searchsorted(offsets, hits, side="right") - 1] = True
-            first = int(np.argmax(~held & (lengths > 0)))
+        if len(hits) == np.count_nonzero(lengths):
+            continue  # ids are unique in a set, so each has at most one hit
+        held = np.zeros(len(lengths), bool)
+        held[np.searchsorted(offsets, hits, side="right") - 1] = True
+        missing = ~held & (lengths > 0)
+        if missing.any():
+            first = int(np.argmax(missing))
             view.fail_at(
                 "RF-I013", "a candidate set lacks the sampled token", counts.name, first,
                 expected=f"a set with {sampled[first]}",
@@ -131,78 +172,89 @@ def candidate_sets(view: View) -> None:
             )  # fmt: skip
 
 
-def heads(view: View) -> None:
-    """RF-I014, RF-I015, RF-I016."""
-    for axis, counts, ids in _headed(view, sets=False):
-        _in_vocabulary(view, "RF-I014", ids, "an id of a head is outside the vocabulary")
+def head_ids_in_vocabulary(view: View) -> None:
+    """RF-I014."""
+    for axis, _ in _headed(view, sets=False):
+        what = "an id of a head is outside the vocabulary"
+        _in_vocabulary(view, "RF-I014", _ids(axis.name), what)
+
+
+def _owners(view: View, axis: str) -> Int64:
+    lengths = np.diff(view.parents[axis])
+    return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+
+
+def head_ids_unique(view: View) -> None:
+    """RF-I015."""
+    for axis, counts in _headed(view, sets=False):
         if counts.head_kind == "draws":
             continue
-        offsets = view.parents[axis.name]
-        values = view.values(ids)
-        owner = np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
-        key = owner * view.schema.vocab_size + values
+        values = view.values(_ids(axis.name)).astype(np.int64, copy=False)
+        key = _owners(view, axis.name) * view.schema.vocab_size + values
         ordered = np.sort(key)
-        if (ordered[1:] == ordered[:-1]).any():
-            twice = ordered[1:][ordered[1:] == ordered[:-1]][0]
-            first = int(np.flatnonzero(key == twice)[1])
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(twice):
+            # The earliest element that repeats another: the first key of its value comes before.
+            repeats = np.flatnonzero(np.isin(key, twice))
+            _, firsts = np.unique(key[repeats], return_index=True)
+            first = int(np.delete(repeats, firsts)[0])
             view.fail_at(
-                "RF-I015", "an id is twice in one head", ids, first,
-                expected="unique ids", got=values[first],
+                "RF-I015", "an id is twice in one head", _ids(axis.name), first,
+                expected="unique ids",
             )  # fmt: skip
-        for column in view.schema.on(axis.name):
-            if column.log_prob is not None and not column.approximate:
-                _non_increasing(view, column.name, owner)
 
 
-def _non_increasing(view: View, column: str, owner: Int64) -> None:
-    values = view.values(column)
-    rises = (values[1:] > values[:-1]) & (owner[1:] == owner[:-1])
-    if rises.any():
-        first = int(np.argmax(rises)) + 1
-        view.fail_at(
-            "RF-I016", "the log-probs of a head increase", column, first,
-            expected=f"<= {values[first - 1]}", got=values[first],
-        )  # fmt: skip
+def heads_descend(view: View) -> None:
+    """RF-I016."""
+    for axis, counts in _headed(view, sets=False):
+        name = f"{axis.name}_log_probs"
+        ordered = name in view.schema and view.schema[name].log_prob is not None
+        if counts.head_kind == "draws" or not ordered or view.schema[name].approximate:
+            continue
+        values, owner = view.values(name), _owners(view, axis.name)
+        rises = (values[1:] > values[:-1]) & (owner[1:] == owner[:-1])
+        if rises.any():
+            first = int(np.argmax(rises)) + 1
+            view.fail_at(
+                "RF-I016", "the log-probs of a head increase", name, first,
+                expected=f"<= {values[first - 1]}",
+            )  # fmt: skip
 
 
-def log_probs(view: View) -> None:
-    """RF-I017, RF-I018, RF-I024."""
+def _weighs(view: View, column: Column) -> bool:
+    """Return whether `column` is the weights column of a set or head."""
+    return column.name == f"{column.axis}_weights" and _head_kind(view, column.axis) is not None
+
+
+def numbers_finite(view: View) -> None:
+    """RF-I017."""
     for column in view.schema:
-        if column.axis == RECORD or column.shape:
-            continue
-        drawn = column.name.endswith("_weights") and column.axis in view.schema.axes
-        if column.log_prob is None and column.name not in _FINITE and not drawn:
-            continue
-        if not pa.types.is_floating(column.type):
-            continue
-        values = view.values(column.name)
-        finite = np.isfinite(values)
-        if not finite.all():
-            view.forbid("RF-I017", "a value is not finite", column.name, ~finite, "a finite number")
+        wanted = column.log_prob is not None or column.name in _FINITE or _weighs(view, column)
+        if wanted and pa.types.is_floating(column.type):
+            bad = ~np.isfinite(view.values(column.name))
+            view.forbid("RF-I017", "a value is not finite", column.name, bad, "a finite number")
+
+
+def _log_probs(view: View) -> Iterator[Column]:
+    """Yield the columns of exact log-probs (no logits)."""
+    for column in view.schema:
         mode = column.log_prob
         if mode is not None and mode.value == "log_prob" and not column.approximate:
-            view.forbid(
-                "RF-I018", "a log-prob is positive", column.name,
-                values > LOG_PROB_TOLERANCE, f"<= {LOG_PROB_TOLERANCE}",
-            )  # fmt: skip
-        if _head_kind(view, column) == "draws" and drawn:
-            view.forbid(
-                "RF-I024", "the weight of a draw is not positive", column.name, values <= 0, "> 0"
-            )
+            yield column
 
 
-def _head_kind(view: View, column: Column) -> str | None:
-    axis = view.schema.axes[column.axis]
-    return None if axis.counts is None else view.schema[axis.counts].head_kind
+def log_probs_not_positive(view: View) -> None:
+    """RF-I018."""
+    for column in _log_probs(view):
+        bad = view.values(column.name) > LOG_PROB_TOLERANCE
+        what = "a log-prob is positive"
+        view.forbid("RF-I018", what, column.name, bad, f"<= {LOG_PROB_TOLERANCE}")
 
 
 def mass(view: View) -> None:
     """RF-I019."""
-    for column in view.schema:
-        mode = column.log_prob
-        if mode is None or mode.value != "log_prob" or column.approximate or column.axis == RECORD:
-            continue
-        if _head_kind(view, column) in (None, "draws"):
+    for column in _log_probs(view):
+        if column.shape or _head_kind(view, column.axis) in {None, "draws"}:
             continue
         offsets = view.parents[column.axis]
         half = pa.types.is_float16(column.type)
@@ -212,115 +264,97 @@ def mass(view: View) -> None:
         totals = sums[offsets[1:]] - sums[offsets[:-1]]
         bad = totals > 1 + tolerance
         if bad.any():
-            target = int(np.argmax(bad))
+            owner = int(np.argmax(bad))
             view.fail_at(
                 "RF-I019", "the probabilities of one set or head sum to more than 1", column.name,
-                int(offsets[target]), expected=f"<= {1 + tolerance}", got=totals[target],
+                int(offsets[owner]), expected=f"sum <= {1 + tolerance}",
+                got=f"sum {totals[owner]}",
             )  # fmt: skip
 
 
-def flags(view: View) -> None:
-    """RF-I010, RF-I020."""
-    if "target_flags" not in view.lists:
+def missing_is_absent(view: View) -> None:
+    """RF-I020."""
+    if "target_flags" not in view.schema:
         return
     bits = view.values("target_flags")
-    view.forbid(
-        "RF-I010", "a target flag is unknown", "target_flags", bits >= 1 << FLAG_BITS,
-        f"< {1 << FLAG_BITS}",
-    )  # fmt: skip
-    absent = [*_ABSENT_COUNTS.items(), ("rollout_log_probs", TargetFlag.LOG_PROB_MISSING)]
-    for column, mask in absent:
-        if column in view.lists:
+    for column, mask in _ABSENT.items():
+        if column in view.schema:
             bad = ((bits & mask) != 0) & (view.values(column) != 0)
-            view.forbid(
-                "RF-I020", "a target flag says missing, but the value is there", column, bad, 0
-            )
+            what = "a target flag says missing, but the value is there"
+            view.forbid("RF-I020", what, column, bad, 0)
 
 
-def record_values(view: View) -> None:
-    """RF-I021, RF-I022, RF-I023."""
-    prefix = "member_" if view.schema.profile == "packed" else ""
-    for name in _RECORD_FLOATS:
-        for column, values, offsets in _record_column(view, prefix + name):
-            floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
-            bad = ~np.isfinite(floats)
-            expected = "a finite number or null"
-            if name == "temperature":
-                bad |= floats < 0
-                expected = "a finite number >= 0 or null"
-            _forbid_record(
-                "RF-I022", "a number is not allowed", column, values, offsets, bad, expected
-            )
-    for name in _RECORD_NATURALS:
-        for column, values, offsets in _record_column(view, prefix + name):
-            bad = pc.fill_null(values, 0).to_numpy(zero_copy_only=False) < 0
-            _forbid_record(
-                "RF-I023", "a number is negative", column, values, offsets, bad, ">= 0 or null"
-            )
-    for name in _RECORD_JSON:
-        for column, values, offsets in _record_column(view, prefix + name):
-            broken = [text for text in values.unique().to_pylist() if not _is_json_object(text)]
-            if broken:
-                bad = pc.is_in(values, pa.array(broken, values.type))
-                bad = bad.to_numpy(zero_copy_only=False)
-                _forbid_record(
-                    "RF-I021",
-                    "text is not a JSON object",
-                    column,
-                    values,
-                    offsets,
-                    bad,
-                    "a JSON object or null",
-                )
-
-
-def _record_column(view: View, name: str) -> Iterator[tuple[str, pa.Array, Int64 | None]]:
-    if name in view.lists:
-        yield name, view.lists[name].values, view.lists[name].offsets
-    elif name in view.schema:
-        yield name, view.batch.column(name), None
-
-
-def _forbid_record(
-    code: str,
-    what: str,
-    column: str,
-    values: pa.Array,
-    offsets: Int64 | None,
-    bad: npt.NDArray[np.bool_],
-    expected: str,
-) -> None:
-    if not bad.any():
-        return
-    first = int(np.argmax(bad))
-    row, position = (first, None) if offsets is None else (
-        int(np.searchsorted(offsets, first, side="right")) - 1, None
-    )  # fmt: skip
-    if offsets is not None:
-        position = first - int(offsets[row])
-    raise InvariantError(
-        what, code=code, where=Where(row=row, column=column, position=position),
-        expected=expected, got=values[first].as_py(),
-    )  # fmt: skip
+def json_objects(view: View) -> None:
+    """RF-I021."""
+    for _, column in _record_columns(view, "metrics", "provenance"):
+        elements = view.elements(column)
+        broken = [text for text in elements.unique().to_pylist() if not _is_json_object(text)]
+        if broken:
+            bad = pc.is_in(elements, pa.array(broken, elements.type))
+            bad = bad.to_numpy(zero_copy_only=False)
+            view.forbid("RF-I021", "text is not a JSON object", column, bad, "a JSON object")
 
 
 def _is_json_object(text: str | None) -> bool:
     if text is None:
         return True
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
+        # Any number is fine as a float: no limit on digits, and NaN is not JSON.
+        value = json.loads(text, parse_int=float, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
         return False
+    return isinstance(value, dict)
 
 
-FULL_RULES: tuple[Callable[[View], None], ...] = (
-    token_ids,
-    first_token_unscored,
-    candidate_sets,
-    heads,
-    log_probs,
-    mass,
-    flags,
-    record_values,
+def _no_constant(text: str) -> float:
+    msg = f"{text} is not JSON"
+    raise ValueError(msg)
+
+
+def record_numbers(view: View) -> None:
+    """RF-I022."""
+    for name, column in _record_columns(view, "temperature", "reward", "advantage"):
+        values = view.values(column)
+        bad = ~np.isfinite(values)
+        expected = "a finite number or null"
+        if name == "temperature":
+            bad |= values < 0
+            expected = "a finite number >= 0 or null"
+        view.forbid("RF-I022", "a number is not allowed", column, bad, expected)
+
+
+def record_naturals(view: View) -> None:
+    """RF-I023."""
+    for _, column in _record_columns(view, "branch_index", "token_offset"):
+        bad = view.values(column) < 0
+        view.forbid("RF-I023", "a number is negative", column, bad, ">= 0 or null")
+
+
+def draws_have_weight(view: View) -> None:
+    """RF-I024."""
+    for column in view.schema:
+        if _weighs(view, column) and _head_kind(view, column.axis) == "draws":
+            bad = view.values(column.name) <= 0
+            view.forbid("RF-I024", "the weight of a draw is not positive", column.name, bad, "> 0")
+
+
+FULL_RULES: tuple[Rule, ...] = (
+    Rule("RF-I007", token_ids),
+    Rule("RF-I009", first_token_unscored, profile="sample"),
+    Rule("RF-I010", flag_bits),
+    Rule("RF-I011", set_ids_in_vocabulary),
+    Rule("RF-I012", sets_ascend),
+    Rule("RF-I013", sets_hold_sampled),
+    Rule("RF-I014", head_ids_in_vocabulary),
+    Rule("RF-I015", head_ids_unique, after=("RF-I014",)),
+    Rule("RF-I016", heads_descend),
+    Rule("RF-I017", numbers_finite),
+    Rule("RF-I018", log_probs_not_positive, after=("RF-I017",)),
+    Rule("RF-I019", mass, after=("RF-I017",)),
+    Rule("RF-I020", missing_is_absent),
+    Rule("RF-I021", json_objects),
+    Rule("RF-I022", record_numbers),
+    Rule("RF-I023", record_naturals),
+    Rule("RF-I024", draws_have_weight, after=("RF-I017",)),
     *PACKED_RULES,
 )

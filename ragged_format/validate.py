@@ -18,12 +18,13 @@ from ragged_format.errors import InvariantError, Where
 from ragged_format.lists import Flat, Int64, flat, offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.rules import FULL_RULES
-from ragged_format.schema import RECORD, Axis, RaggedSchema
+from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 from ragged_format.view import View, locate
 
 __all__ = ["UniqueIds", "validate"]
 
 Level = Literal["full", "structural"]
+MAX_AXIS_LENGTH = 2**62
 
 
 def validate(
@@ -77,11 +78,11 @@ def validate(
 def validate_batch(batch: pa.RecordBatch, schema: RaggedSchema, level: Level, where: Where) -> None:
     """Validate one batch whose schema is parsed already; sample ids are not compared."""
     try:
-        _check_arrays(batch, schema)
-        view = _structure(batch, schema)
+        view = _structure(batch, schema, _check_arrays(batch, schema))
         if level == "full":
             for rule in FULL_RULES:
-                rule(view)
+                if rule.profile in {None, schema.profile}:
+                    rule.check(view)
     except InvariantError as err:
         raise err.at(where) from err.__cause__
 
@@ -113,53 +114,81 @@ class UniqueIds:
                 )
 
 
-def _check_arrays(batch: pa.RecordBatch, schema: RaggedSchema) -> None:
+def _check_arrays(batch: pa.RecordBatch, schema: RaggedSchema) -> dict[str, Flat]:
+    lists: dict[str, Flat] = {}
     for column in schema:
         array = batch.column(column.name)
-        try:
-            array.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError) as err:
+        if (fault := _arrow_fault(array)) is not None:
             raise InvariantError(
                 "an Arrow array is invalid",
                 code="RF-I001",
-                where=Where(column=column.name),
+                where=Where(row=_faulty_row(array), column=column.name),
                 expected="non-decreasing offsets inside their child, whole buffers, UTF-8 text",
-                got=str(err),
+                got=str(fault),
                 remedy="do not use the data: its producer wrote broken lists",
-            ) from err
-        if not column.nullable or column.axis != RECORD:
-            _check_nulls(array, column.name, items_nullable=column.nullable)
-
-
-def _check_nulls(array: pa.Array, name: str, *, items_nullable: bool) -> None:
-    row = position = None
-    if array.null_count:
-        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-    elif pa.types.is_large_list(array.type) and not items_nullable:
-        values, offsets = flat(array)
-        inner = values.flatten() if pa.types.is_fixed_size_list(values.type) else values
-        if values.null_count:
-            bad = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-        elif inner.null_count:
-            bad = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
-            bad //= values.type.list_size
+            ) from fault
+        if column.axis == RECORD:
+            _check_nulls(column, array, np.arange(len(array) + 1))
         else:
-            return
-        row, position = locate(offsets, bad)
-    if row is not None:
-        raise InvariantError(
-            "a value is null", code="RF-I002", expected="no nulls", got="null",
-            where=Where(row=row, column=name, position=position),
-        )  # fmt: skip
+            lists[column.name] = _flat(array, column.name)
+            _check_nulls(column, *lists[column.name])
+    return lists
 
 
-def _structure(batch: pa.RecordBatch, schema: RaggedSchema) -> View:
-    lists: dict[str, Flat] = {}
+def _arrow_fault(array: pa.Array) -> pa.ArrowException | None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as err:
+        return err
+    return None
+
+
+def _faulty_row(array: pa.Array) -> int | None:
+    """Return the first row of an invalid array that is at fault, None where no row is."""
+    if _arrow_fault(array.slice(0, 0)) is not None:
+        return None
+    sound, faulty = 0, len(array)
+    while faulty - sound > 1:
+        middle = (sound + faulty) // 2
+        if _arrow_fault(array.slice(0, middle)) is None:
+            sound = middle
+        else:
+            faulty = middle
+    return sound
+
+
+def _flat(array: pa.Array, name: str) -> Flat:
+    """Return a list column as :func:`flat` does; the error for a null list names the column."""
+    try:
+        return flat(array)
+    except InvariantError as err:
+        raise err.at(Where(column=name)) from None
+
+
+def _check_nulls(column: Column, elements: pa.Array, offsets: Int64) -> None:
+    bad = None
+    if elements.null_count and not column.nullable:
+        bad = _first_null(elements)
+    elif column.shape and (numbers := elements.flatten()).null_count:
+        bad = _first_null(numbers) // column.width
+    if bad is None:
+        return
+    row, position = locate(offsets, bad)
+    raise InvariantError(
+        "a value is null", code="RF-I002", expected="no nulls", got="null",
+        where=Where(
+            row=row, column=column.name, position=None if column.axis == RECORD else position
+        ),
+    )  # fmt: skip
+
+
+def _first_null(array: pa.Array) -> int:
+    return int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+
+
+def _structure(batch: pa.RecordBatch, schema: RaggedSchema, lists: dict[str, Flat]) -> View:
     records: dict[str, Int64] = {}
     parents: dict[str, Int64] = {}
-    for column in schema:
-        if column.axis != RECORD:
-            lists[column.name] = flat(batch.column(column.name))
     pending: list[Axis] = [axis for axis in schema.axes.values() if axis.counts is None]
     for axis in pending:
         pending.extend(schema.children(axis.name))
@@ -180,18 +209,22 @@ def _structure(batch: pa.RecordBatch, schema: RaggedSchema) -> View:
 
 def _checked_counts(counts: Flat, axis: Axis) -> Int64:
     values = counts.numpy()
-    limit = 1 if axis.mask else None
-    bad = values > 1 if axis.mask else values < 0
+    bad = values < 0
+    code, what, expected = "RF-I004", "a count is negative", ">= 0"
+    if axis.mask:
+        bad |= values > 1
+        code, what, expected = "RF-I008", "a mask is not 0 or 1", "0 or 1"
+    elif values.itemsize == 8 and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH:
+        # Sums that wrap around could pass for the right length.
+        bad |= np.cumsum(values, dtype=np.float64) >= MAX_AXIS_LENGTH
+        what, expected = "the counts of a batch sum to too much", f"a sum < {MAX_AXIS_LENGTH}"
     if bad.any():
         first = int(np.argmax(bad))
         row, position = locate(counts.offsets, first)
         raise InvariantError(
-            "a mask is not 0 or 1" if limit else "a count is negative",
-            code="RF-I008" if limit else "RF-I004",
-            where=Where(row=row, column=axis.counts, position=position),
-            expected="0 or 1" if limit else ">= 0",
-            got=values[first],
-        )
+            what, code=code, where=Where(row=row, column=axis.counts, position=position),
+            expected=expected, got=int(values[first]),
+        )  # fmt: skip
     return values.astype(np.int64)
 
 

@@ -1,22 +1,26 @@
-"""A validated-for-structure view of one batch, on which the rules of full validation work."""
+"""A structurally valid batch as flat arrays, and the rules of full validation that work on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ragged_format.errors import InvariantError, Where
+from ragged_format.forest_index import ForestIndex
+from ragged_format.lists import to_numpy
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ragged_format.lists import Flat, Int64
     from ragged_format.schema import RaggedSchema
 
-__all__ = ["View", "locate"]
+__all__ = ["Rule", "View", "locate"]
 
 
 def locate(offsets: Int64, element: int) -> tuple[int, int]:
@@ -25,7 +29,7 @@ def locate(offsets: Int64, element: int) -> tuple[int, int]:
     return row, element - int(offsets[row])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Flat columns and axis offsets of one batch.
 
@@ -47,29 +51,74 @@ class View:
     records: dict[str, Int64]
     parents: dict[str, Int64]
 
+    def elements(self, name: str) -> pa.Array:
+        """Return the elements of a column on any axis, over all records."""
+        return self.lists[name].values if name in self.lists else self.batch.column(name)
+
     def values(self, name: str) -> npt.NDArray[Any]:
-        """Return the flat values of a list column."""
-        return self.lists[name].numpy()
+        """Return the elements of a number column, (t,) or (t, width); 0 stands for a null."""
+        elements = self.elements(name)
+        if elements.null_count:
+            elements = pc.fill_null(elements, 0)
+        return to_numpy(elements)
 
     def fail_at(
-        self, code: str, what: str, column: str, element: int, *, expected: object, got: object
+        self,
+        code: str,
+        what: str,
+        column: str,
+        element: int,
+        *,
+        expected: object,
+        got: object = None,
     ) -> NoReturn:
-        """Raise for one flat element of a list column."""
-        row, position = locate(self.lists[column].offsets, element)
+        """Raise for one element of a column; `got` is its value unless given."""
+        row, position = element, None
+        if column in self.lists:
+            row, position = locate(self.lists[column].offsets, element)
         raise InvariantError(
             what,
             code=code,
             where=Where(row=row, column=column, position=position),
             expected=expected,
-            got=got,
+            got=self.elements(column)[element].as_py() if got is None else got,
         )
 
     def forbid(
         self, code: str, what: str, column: str, bad: npt.NDArray[np.bool_], expected: object
     ) -> None:
-        """Raise for the first flat element of `column` where `bad`, (t,) bool, is true."""
+        """Raise for the first element of `column` where `bad`, (t,) or (t, width), is true."""
         if bad.any():
-            first = int(np.argmax(bad))
-            self.fail_at(
-                code, what, column, first, expected=expected, got=self.values(column)[first]
-            )
+            first = int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
+            self.fail_at(code, what, column, first, expected=expected)
+
+    @cached_property
+    def forest(self) -> ForestIndex:
+        """The nodes of all records; only where every parent is an earlier node (``RF-I032``)."""
+        return ForestIndex(
+            self.values("node_lengths").astype(np.int64),
+            self.values("node_parents").astype(np.int64),
+            self.records["node"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The check of one code on values.
+
+    Attributes
+    ----------
+    code : str
+        Code that the check raises, and no other.
+    check : callable
+        Takes a :class:`View`; raises at the first breach.
+    after : tuple of str
+        Codes of the rules without which this one has no meaning; they are checked before.
+    profile : str, optional
+        The one profile that has the rule.
+    """
+
+    code: str
+    check: Callable[[View], None]
+    after: tuple[str, ...] = ()
+    profile: str | None = None
