@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ class Settings:
         Small inputs and few rounds: shows that everything runs; the figures mean little.
     """
 
-    rounds: int = 15
+    rounds: int = 11
     slice_s: float = 0.02
     quick: bool = False
 
@@ -104,7 +104,10 @@ class Figure:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], settings: Settings
+    contenders: Mapping[str, Callable[[], object]],
+    settings: Settings,
+    *,
+    single: Collection[str] = (),
 ) -> dict[str, list[Sample]]:
     """Time every contender once per round; the order turns from round to round.
 
@@ -113,13 +116,19 @@ def interleave(
     contenders : mapping of name to callable
         Each call does the whole job once. Its result is freed inside the timed slice.
     settings : Settings
+    single : collection of str
+        Contenders that are called once a slice however short that is. Such a call comes right after
+        a collection and finds caches and branch predictors cold.
 
     Returns
     -------
     dict of name to list of Sample
         One sample per round.
     """
-    calls = {name: _calls_per_slice(call, settings.slice_s) for name, call in contenders.items()}
+    calls = {
+        name: _calls_per_slice(call, 0 if name in single else settings.slice_s)
+        for name, call in contenders.items()
+    }
     names = list(contenders)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     enabled = gc.isenabled()

@@ -17,7 +17,7 @@ def run(settings: Settings) -> list[Figure]:  # noqa: ARG001 - sizes need no set
     """Measure the bytes of the rows that benchmark `pack` times."""
     figures = []
     for shape, generate in pack.SHAPES.items():
-        rollouts = generate()
+        rollouts = generate(shapes.SEED)
         row = pack_row(shapes.to_arrow(rollouts), packing="tree")
         message = row.serialize().size / 1e6
         ours = f"{row.nbytes / 1e6:.3f} MB (message {message:.3f})"
