@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragged_format.errors import InvariantError, SchemaMismatchError, Where
+from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.lists import flat, to_list
 from ragged_format.parse import parse_schema
-from ragged_format.schema import RECORD, RaggedSchema
+from ragged_format.profiles import STANDARD
+from ragged_format.schema import NAMESPACE, RECORD, RaggedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from ragged_format.lists import Int64
+    from ragged_format.schema import Column
 
 __all__ = ["ArrowExportable", "as_batches", "as_table", "canonical", "require_same"]
 
@@ -51,9 +58,10 @@ def canonical(
 ) -> pa.RecordBatch:
     """Return Arrow data of any producer as one batch in the canonical physical types.
 
-    32-bit lists become large lists, string views and dictionaries become strings, chunks become
-    one, list children get their standard name, and nullability and metadata come from `schema`.
-    Values are never changed: a cast that would lose something raises.
+    32-bit lists and list views become large lists, string views and dictionaries become strings,
+    chunks become one, list children get their standard name, and nullability and metadata come from
+    `schema`. Values are never changed: a cast that would lose something, or that is not between
+    numbers or between texts, raises.
 
     Parameters
     ----------
@@ -67,40 +75,107 @@ def canonical(
     SchemaMismatchError, NotRaggedError
         A column is missing or surplus, or its values do not fit.
     InvariantError
-        A list is null where none may be (``RF-I002``).
+        A list or a value is null where none may be (``RF-I002``).
+    LimitExceededError
+        A string column exceeds 2 GiB.
     """
     table = as_table(data)
-    schema = table.schema if schema is None else schema
-    declared = parse_schema(_with_large_lists(schema))
-    wanted = declared.to_arrow()
-    if set(table.schema.names) != set(wanted.names):
+    declared = parse_schema(_declarable(table.schema if schema is None else schema))
+    names = table.schema.names
+    if sorted(names) != sorted(declared.columns):
         raise SchemaMismatchError(
             "the data has the columns of the schema", code="RF-S003",
-            expected=sorted(wanted.names), got=sorted(table.schema.names),
+            expected=sorted(declared.columns), got=sorted(names),
         )  # fmt: skip
-    arrays = []
-    for column in declared:
-        source = table.column(column.name)
-        try:
-            if column.axis == RECORD:
-                array = source.combine_chunks().cast(column.arrow_type)
-                array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-            else:
-                array = to_list(*flat(source), column)
-        except InvariantError as err:
-            raise err.at(Where(column=column.name)) from None
-        except pa.ArrowException as err:
+    arrays = [_column(table.column(column.name), column) for column in declared]
+    return pa.RecordBatch.from_arrays(arrays, schema=declared.to_arrow())
+
+
+def _column(source: pa.ChunkedArray, column: Column) -> pa.Array:
+    offsets = None
+    try:
+        if column.axis == RECORD:
+            values = source.combine_chunks()
+        else:
+            values, offsets = flat(source)
+        if not column.nullable:
+            _forbid_nulls(values, offsets)
+        values = _exact(values, column.value_type, offsets)
+    except (InvariantError, SchemaMismatchError) as err:
+        raise err.at(Where(column=column.name)) from err.__cause__
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as err:
+        raise LimitExceededError(
+            "the values of a column do not fit one array", expected="< 2^31 bytes of text",
+            got=str(err), where=Where(column=column.name),
+            remedy="convert fewer records at a time",
+        ) from err  # fmt: skip
+    return values if offsets is None else to_list(values, offsets, column)
+
+
+def _forbid_nulls(values: pa.Array, offsets: Int64 | None) -> None:
+    bad = values.is_null()
+    if not values.null_count:
+        if not pa.types.is_fixed_size_list(values.type) or not values.flatten().null_count:
+            return
+        inner = values.flatten().is_null().to_numpy(zero_copy_only=False)
+        bad = pa.array(inner.reshape(len(values), -1).any(axis=1))
+    raise InvariantError(
+        "a value is null", code="RF-I002", expected="no nulls", got="null",
+        where=_place(pc.index(bad, True).as_py(), offsets),
+    )  # fmt: skip
+
+
+def _exact(values: pa.Array, wanted: pa.DataType, offsets: Int64 | None) -> pa.Array:
+    """Cast `values`, nulls apart where they may be, and raise unless every value survives."""
+    if values.type == wanted:
+        return values
+    if _kind(values.type) not in {_kind(wanted), "null"}:
+        raise SchemaMismatchError(
+            "values are of another kind than declared", expected=wanted, got=values.type
+        )
+    try:
+        out = values.cast(wanted)
+    except pa.ArrowException as err:
+        raise SchemaMismatchError(
+            "values cannot be stored in the declared type without loss",
+            expected=wanted, got=str(err),
+        ) from err  # fmt: skip
+    # Arrow rounds floats, and integers to float16, without a word.
+    leaf = wanted.value_type if pa.types.is_fixed_size_list(wanted) else wanted
+    if pa.types.is_floating(leaf):
+        mine, theirs = _numbers(values), _numbers(out)
+        lost = (mine != theirs) & ~(np.isnan(mine) & np.isnan(theirs))
+        if lost.any():
+            at = int(np.argmax(lost))
             raise SchemaMismatchError(
                 "values cannot be stored in the declared type without loss",
-                where=Where(column=column.name), expected=column.arrow_type, got=str(err),
-            ) from err  # fmt: skip
-        if array.null_count and not column.nullable:
-            raise InvariantError(
-                "a value is null", code="RF-I002", expected="no nulls", got="null",
-                where=Where(column=column.name, row=pc.index(array.is_null(), True).as_py()),
+                where=_place(at * len(values) // len(mine), offsets), expected=wanted,
+                got=f"{mine[at]}, a {values.type}", remedy="round the values beforehand",
             )  # fmt: skip
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    return out
+
+
+def _numbers(values: pa.Array) -> npt.NDArray[np.float64]:
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
+
+
+def _kind(type_: pa.DataType) -> str:
+    if pa.types.is_dictionary(type_):
+        return _kind(type_.value_type)
+    if pa.types.is_fixed_size_list(type_):
+        return f"{type_.list_size} x {_kind(type_.value_type)}"
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_):
+        return "number"
+    return "text" if str(_plain(type_)) in {"string", "binary"} else str(type_)
+
+
+def _place(element: int, offsets: Int64 | None) -> Where:
+    if offsets is None:
+        return Where(row=element)
+    row = int(np.searchsorted(offsets, element, side="right")) - 1
+    return Where(row=row, position=element - int(offsets[row]))
 
 
 def as_batches(data: Any) -> Iterator[pa.RecordBatch]:
@@ -128,14 +203,38 @@ def as_table(data: Any) -> pa.Table:
     )  # fmt: skip
 
 
-def _with_large_lists(schema: pa.Schema) -> pa.Schema:
-    """Return `schema` with 32-bit lists widened, so that foreign input can be declared."""
-    fields = []
-    for field in schema:
-        if pa.types.is_list(field.type):
-            item = pa.field("item", field.type.value_type, nullable=field.type.value_field.nullable)
-            field = field.with_type(pa.large_list(item))
-        if pa.types.is_large_list(field.type):
-            field = field.with_nullable(False)  # noqa: FBT003
-        fields.append(field)
-    return pa.schema(fields, metadata=schema.metadata)
+def _declarable(schema: pa.Schema) -> pa.Schema:
+    """Return `schema` in canonical types and nullability, so that foreign input can be parsed."""
+    return pa.schema([_declarable_field(field) for field in schema], metadata=schema.metadata)
+
+
+def _declarable_field(field: pa.Field) -> pa.Field:
+    type_ = field.type
+    if not _is_list(type_):
+        standard = STANDARD["sample"].get(field.name)
+        nullable = field.nullable if standard is None else standard.nullable
+        return field.with_type(_plain(type_)).with_nullable(nullable)
+    # Only members may hold nulls below the record.
+    axis = (field.metadata or {}).get(f"{NAMESPACE}axis".encode())
+    standard = STANDARD["packed"].get(field.name)
+    nullable = type_.value_field.nullable and axis == b"member"
+    if standard is not None and standard.axis == "member":
+        nullable = standard.nullable
+    item = pa.field("item", _plain(type_.value_type), nullable=nullable)
+    return field.with_type(pa.large_list(item)).with_nullable(False)  # noqa: FBT003
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    tests = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
+    return any(getattr(pa.types, test)(type_) for test in tests)
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Return the canonical type of text in any encoding; other types as they are."""
+    if pa.types.is_dictionary(type_):
+        return _plain(type_.value_type)
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    return type_

@@ -44,28 +44,37 @@ class Flat(NamedTuple):
 
 
 def to_numpy(values: pa.Array) -> npt.NDArray[Any]:
-    """Return non-null numbers as a read-only view: (t,), or (t, width) for fixed-size lists."""
-    if pa.types.is_fixed_size_list(values.type):
-        width = values.type.list_size
-        return values.flatten().to_numpy(zero_copy_only=True).reshape(len(values), width)
-    return values.to_numpy(zero_copy_only=True)
+    """Return non-null numbers as a read-only view: (t,), or (t, width) for fixed-size lists.
+
+    Raises
+    ------
+    InvariantError
+        There is a null (``RF-I002``).
+    """
+    fixed = pa.types.is_fixed_size_list(values.type)
+    # flatten() skips null elements, so it must not see any.
+    inner = values.flatten() if fixed and not values.null_count else values
+    if inner.null_count:
+        raise InvariantError("a value is null", code="RF-I002", expected="no nulls", got="null")
+    out: npt.NDArray[Any] = inner.to_numpy(zero_copy_only=True)
+    return out.reshape(len(values), values.type.list_size) if fixed else out
 
 
 def flat(array: pa.Array | pa.ChunkedArray) -> Flat:
     """Return the values and offsets of a list column, the slice respected, offsets from 0.
 
-    Guarantees: values are a view (input of more than one chunk is copied once); 32-bit lists are
-    widened, so that no offset overflows.
+    Guarantees: values are a view (input of more than one chunk and list views are copied once);
+    32-bit lists are widened, so that no offset overflows.
 
     Parameters
     ----------
-    array : pyarrow list, large list or chunked array of these
+    array : pyarrow list, large list, list view or chunked array of these
         Without null lists.
 
     Raises
     ------
     InvariantError
-        A list is null (``RF-I002``).
+        A list is null (``RF-I002``), or offsets lie outside the values (``RF-I001``).
     SchemaMismatchError
         The array is not a list (``RF-S004``).
 
@@ -75,18 +84,11 @@ def flat(array: pa.Array | pa.ChunkedArray) -> Flat:
     >>> values.to_pylist(), offsets.tolist()
     ([2, 3, 4], [0, 2, 2, 3])
     """
-    if isinstance(array, pa.ChunkedArray):
-        parts = [flat(chunk) for chunk in array.chunks]
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return Flat(pa.array([], array.type.value_type), np.zeros(1, np.int64))
-        values = pa.concat_arrays([part.values for part in parts])
-        return Flat(values, offsets_of(np.concatenate([part.lengths for part in parts])))
     kind = array.type
-    if not (pa.types.is_large_list(kind) or pa.types.is_list(kind)):
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if not (pa.types.is_large_list(kind) or pa.types.is_list(kind) or views):
         raise SchemaMismatchError(
-            "the array is not a list", expected="list or large_list", got=array.type
+            "the array is not a list", expected="list or large_list", got=kind
         )
     if array.null_count:
         raise InvariantError(
@@ -96,11 +98,31 @@ def flat(array: pa.Array | pa.ChunkedArray) -> Flat:
             expected="no nulls",
             got="null",
         )
+    if isinstance(array, pa.ChunkedArray):
+        parts = [flat(chunk) for chunk in array.chunks]
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return Flat(pa.array([], kind.value_type), np.zeros(1, np.int64))
+        values = pa.concat_arrays([part.values for part in parts])
+        return Flat(values, offsets_of(np.concatenate([part.lengths for part in parts])))
+    if views:
+        # Not array.cast: that of pyarrow 26 gives the last list a wrong end.
+        starts, sizes = (part.cast(pa.int64()).to_numpy() for part in (array.offsets, array.sizes))
+        return Flat(array.values.take(pa.array(ranges(starts, sizes))), offsets_of(sizes))
     if len(array) == 0:
         return Flat(array.values.slice(0, 0), np.zeros(1, np.int64))
     offsets = array.offsets.to_numpy(zero_copy_only=True)
     first, last = int(offsets[0]), int(offsets[-1])
     values = array.values
+    if not 0 <= first <= last <= len(values):
+        raise InvariantError(
+            "list offsets lie outside the values",
+            code="RF-I001",
+            expected=f"0 <= first <= last <= {len(values)}",
+            got=f"first {first}, last {last}",
+            remedy="do not use the data: its producer wrote broken lists",
+        )
     if first or last != len(values):
         values = values.slice(first, last - first)
     if first or offsets.dtype != np.int64:
@@ -111,8 +133,8 @@ def flat(array: pa.Array | pa.ChunkedArray) -> Flat:
 def to_list(values: pa.Array | npt.NDArray[Any], offsets: Int64, column: Column) -> pa.Array:
     """Return a list column of the type that `column` declares; the inverse of :func:`flat`.
 
-    Guarantees: zero-copy for arrays of the right type; values of another type are cast and the cast
-    must be exact.
+    Guarantees: zero-copy for arrays of the right type. Others are cast: integers must fit, floats
+    are rounded to the width that the column declares.
 
     Parameters
     ----------
