@@ -6,6 +6,7 @@ disk, over HTTP and in memory. Start with :func:`sample_schema`, :class:`Writer`
 """
 
 from ragged_format.canonical import canonical
+from ragged_format.digest import digest, record_digests, schema_digest
 from ragged_format.errors import (
     BrokenShardError,
     ChecksumError,
@@ -29,11 +30,13 @@ from ragged_format.errors import (
     UnsupportedVersionError,
     Where,
 )
+from ragged_format.messages import decode_message, encode_message
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import packed_schema, sample_schema, standard_column
 from ragged_format.ragged import concat, cut, join, select, select_targets, slice_axis, take
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import Axis, Column, LogProb, RaggedSchema
+from ragged_format.streams import StreamReader, StreamWriter, read_stream, write_stream
 from ragged_format.validate import validate
 
 __version__ = "0.1.0"
@@ -60,6 +63,8 @@ __all__ = [
     "RaggedSchema",
     "SchemaMismatchError",
     "StateMismatchError",
+    "StreamReader",
+    "StreamWriter",
     "TargetFlag",
     "TruncatedError",
     "UnsupportedFeatureError",
@@ -68,14 +73,21 @@ __all__ = [
     "canonical",
     "concat",
     "cut",
+    "decode_message",
+    "digest",
+    "encode_message",
     "join",
     "packed_schema",
     "parse_schema",
+    "read_stream",
+    "record_digests",
     "sample_schema",
+    "schema_digest",
     "select",
     "select_targets",
     "slice_axis",
     "standard_column",
     "take",
     "validate",
+    "write_stream",
 ]

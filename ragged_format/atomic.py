@@ -1,0 +1,86 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ragged_format.errors import DatasetNotFoundError, NotRaggedError, Where
+
+__all__ = ["TEMPORARY_MARK", "create", "open_binary", "publish", "sync_directory", "temporary_name"]
+
+# Part of the name of every file that is not finished. Readers ignore such files.
+TEMPORARY_MARK = ".tmp-"
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a fresh name beside `path` for a file that will be renamed to it."""
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{secrets.token_hex(8)}")
+
+
+@contextmanager
+def create(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Write a file that replaces `path` when the block ends without an exception.
+
+    Guarantees: other processes see the old file or the whole new one; a file that is open or mapped
+    elsewhere keeps its content; with `durable`, the new file survives a power cut once the block
+    has ended. On an exception nothing changes.
+    """
+    temporary = temporary_name(path)
+    with temporary.open("xb") as file:
+        try:
+            yield file
+            file.flush()
+            publish(temporary, path, durable=durable)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def publish(temporary: Path, path: Path, *, durable: bool = True) -> None:
+    """Rename a finished file to its final name, its content and the name made durable."""
+    if durable:
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    temporary.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading, unbuffered.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        There is no file (``RF-C008``).
+    NotRaggedError
+        The path is a directory.
+    """
+    try:
+        return path.open("rb", buffering=0)
+    except FileNotFoundError as err:
+        raise DatasetNotFoundError(
+            "there is no such file", where=Where(file=str(path)), expected="a file", got="nothing"
+        ) from err
+    except IsADirectoryError as err:
+        raise NotRaggedError(
+            "the path is a directory, not a file", where=Where(file=str(path)), expected="a file",
+            got="a directory", remedy="open a dataset with rf.Dataset or rf.open_source",
+        ) from err  # fmt: skip

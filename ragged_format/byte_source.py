@@ -1,0 +1,236 @@
+"""Sequential readers: whole Arrow messages out of files, sockets, buffers and zstd streams."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import zstandard
+
+from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
+from ragged_format.messages import Header, parse_header, prefix_size
+
+__all__ = ["ByteSource", "Message", "byte_source", "describe", "next_message"]
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# Window that a zstd frame may ask for; the default levels of zstd stay below 8 MiB.
+_MAX_WINDOW = 128 << 20
+
+
+class Message(NamedTuple):
+    """One message: all its bytes (the body aligned to 8), its flatbuffer, what that says."""
+
+    buffer: pa.Buffer
+    flatbuffer: bytes | memoryview
+    header: Header
+
+
+class ByteSource(Protocol):
+    """Bytes in order; short results only at the end."""
+
+    position: int
+
+    def read(self, size: int) -> bytes | memoryview:
+        """Return the next `size` bytes, fewer only at the end of the data."""
+        ...
+
+    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
+        """Return `head`, just read, and the next `size` bytes as one buffer; None if short.
+
+        The bytes after `head` begin at a multiple of 8 in memory.
+        """
+        ...
+
+
+class BufferSource:
+    """Bytes in memory; messages are views where their body is aligned."""
+
+    def __init__(self, buffer: pa.Buffer) -> None:
+        self.position = 0
+        self._buffer = buffer
+        self._view = memoryview(buffer).cast("B")
+
+    def read(self, size: int) -> memoryview:
+        start = self.position
+        out = self._view[start : start + size]
+        self.position = start + len(out)
+        return out
+
+    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
+        start = self.position
+        if len(self._view) - start < size:
+            self.position = len(self._view)
+            return None
+        self.position = start + size
+        if (self._buffer.address + start) % 8 == 0:
+            return self._buffer.slice(start - len(head), len(head) + size)
+        buffer, view = _allocate(len(head), size)
+        view[: len(head)] = head
+        view[len(head) :] = self._view[start : start + size]
+        return buffer
+
+
+class FileSource:
+    """A binary file object of any kind; only its ``readinto`` or ``read`` is called."""
+
+    def __init__(self, file: Any, peeked: bytes = b"") -> None:
+        self.position = 0
+        self._file = file
+        self._peeked = peeked
+        self._readinto = getattr(file, "readinto", None)
+
+    def read(self, size: int) -> bytes | memoryview:
+        out = memoryview(bytearray(size))
+        return out[: self._fill(out)]
+
+    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
+        buffer, view = _allocate(len(head), size)
+        view[: len(head)] = head
+        return buffer if self._fill(view[len(head) :]) == size else None
+
+    def _fill(self, out: memoryview) -> int:
+        done = 0
+        if self._peeked:
+            done = min(len(out), len(self._peeked))
+            out[:done] = self._peeked[:done]
+            self._peeked = self._peeked[done:]
+        while done < len(out):
+            if self._readinto is not None:
+                got = self._readinto(out[done:])
+            else:
+                data = self._file.read(len(out) - done)
+                got = len(data)
+                out[done : done + got] = data
+            if not got:
+                break
+            done += got
+        self.position += done
+        return done
+
+
+class _ZstdFile:
+    """The content of a zstd source; memory stays bounded by the window."""
+
+    def __init__(self, file: Any) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._reader = decompressor.stream_reader(file, read_across_frames=True)
+
+    def readinto(self, out: memoryview) -> int:
+        try:
+            return int(self._reader.readinto(out))
+        except zstandard.ZstdError as err:
+            raise CorruptError(
+                "the zstd data is corrupt", expected="whole zstd frames", got=str(err)
+            ) from err
+
+
+class _Peeked:
+    """A file object with some bytes put back."""
+
+    def __init__(self, file: Any, peeked: bytes) -> None:
+        self._file = file
+        self._peeked = peeked
+
+    def read(self, size: int) -> bytes:
+        if self._peeked:
+            out, self._peeked = self._peeked[:size], self._peeked[size:]
+            return out
+        return bytes(self._file.read(size))
+
+
+def byte_source(source: Any) -> ByteSource:
+    """Return a sequential reader of bytes-like data or of a binary file object.
+
+    Data that begins with a zstd frame is decompressed while it is read.
+
+    Parameters
+    ----------
+    source : bytes-like, pyarrow.Buffer or binary file object
+        A file object needs ``read`` only; it need not seek.
+    """
+    if hasattr(source, "read"):
+        peeked = bytes(FileSource(source).read(4))
+        if peeked == ZSTD_MAGIC:
+            return FileSource(_ZstdFile(_Peeked(source, peeked)))
+        return FileSource(source, peeked)
+    buffer = source if isinstance(source, pa.Buffer) else pa.py_buffer(source)
+    if bytes(buffer[:4]) == ZSTD_MAGIC:
+        return FileSource(_ZstdFile(pa.BufferReader(buffer)))
+    return BufferSource(buffer)
+
+
+def next_message(
+    source: ByteSource, prefix: bytes | memoryview, *, max_bytes: int
+) -> Message | None:
+    """Return the message that begins with the 8 bytes just read; None for the end-of-stream mark.
+
+    Raises
+    ------
+    TruncatedError
+        The data ends inside the message.
+    LimitExceededError
+        The message is larger than `max_bytes`; nothing was allocated for it.
+    CorruptError
+        Its metadata is malformed.
+    """
+    if len(prefix) < 8:
+        raise _cut("the first bytes", 8, len(prefix))
+    size = prefix_size(prefix)
+    if not size:
+        return None
+    if 8 + size > max_bytes:
+        raise _too_large(max_bytes, 8 + size)
+    metadata = source.read(size)
+    if len(metadata) < size:
+        raise _cut("the metadata", size, len(metadata))
+    header = parse_header(metadata)
+    if 8 + size + header.body_bytes > max_bytes:
+        raise _too_large(max_bytes, 8 + size + header.body_bytes)
+    start = source.position
+    buffer = source.message(b"".join((prefix, metadata)), header.body_bytes)
+    if buffer is None:
+        raise _cut("the body", header.body_bytes, source.position - start)
+    return Message(buffer, metadata, header)
+
+
+def _cut(part: str, expected: int, got: int) -> TruncatedError:
+    return TruncatedError(
+        f"the data ends inside {part} of a message",
+        expected=f"{expected} bytes", got=f"{got} bytes",
+        remedy="fetch it again; its writer or the transport stopped early",
+    )  # fmt: skip
+
+
+def _too_large(limit: int, size: int) -> LimitExceededError:
+    return LimitExceededError(
+        "a message is larger than the limit",
+        expected=f"<= {limit} bytes", got=size, remedy="raise max_message_bytes",
+    )  # fmt: skip
+
+
+_MAGIC = {
+    b"ARROW1": "an Arrow IPC file",
+    b"PAR1": "a Parquet file",
+    b"FEA1": "a Feather version 1 file",
+    ZSTD_MAGIC: "zstd data",
+    b"\x1f\x8b": "gzip data",
+    b"\x89HDF": "an HDF5 file",
+    b"\xff\xff\xff\xff": "an Arrow IPC stream",
+}
+
+
+def describe(head: bytes) -> str:
+    """Return what data with these first bytes seems to be."""
+    for magic, name in _MAGIC.items():
+        if head.startswith(magic):
+            return name
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "JSON text"
+    return f"bytes {head[:8].hex(' ')}" if head else "no bytes"
+
+
+def _allocate(head: int, size: int) -> tuple[pa.Buffer, memoryview]:
+    """Return memory for a message whose body begins at a multiple of 64."""
+    shift = -head % 64
+    buffer = pa.allocate_buffer(shift + head + size)
+    return buffer.slice(shift), memoryview(buffer).cast("B")[shift:]

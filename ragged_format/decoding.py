@@ -1,0 +1,165 @@
+"""From one message to one checked batch: what streams and files have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import pyarrow as pa
+
+from ragged_format.canonical import require_same
+from ragged_format.digest import digest
+from ragged_format.errors import (
+    ChecksumError,
+    CorruptError,
+    InvariantError,
+    SchemaMismatchError,
+    Where,
+)
+from ragged_format.messages import BATCH, check_arrays, decode_batch
+from ragged_format.parse import parse_schema
+from ragged_format.trailer import DIGEST_KEY, Tally, Trailer
+from ragged_format.validate import validate_batch
+
+if TYPE_CHECKING:
+    from ragged_format.byte_source import Message
+    from ragged_format.known_schemas import KnownSchema
+    from ragged_format.schema import RaggedSchema
+
+__all__ = [
+    "Batches",
+    "Projection",
+    "Validation",
+    "check_trailer",
+    "conform",
+    "decode",
+    "iter_batches",
+    "verify_content",
+]
+
+Validation: TypeAlias = Literal["full", "structural", "off"]
+Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table] | pa.RecordBatch | pa.Table
+
+
+class Projection:
+    """The columns that a reader returns.
+
+    Parameters
+    ----------
+    ragged, schema : RaggedSchema, pyarrow.Schema
+        Schema of the data.
+    columns : sequence of str, optional
+        Columns wanted; the counts that their axes need come with them. None: all.
+    """
+
+    def __init__(
+        self, ragged: RaggedSchema, schema: pa.Schema, columns: Sequence[str] | None
+    ) -> None:
+        self.ragged = ragged
+        self.schema = schema
+        self._positions: list[int] | None = None
+        if columns is not None:
+            self.ragged = ragged.select(columns)
+            self._positions = [schema.get_field_index(name) for name in self.ragged.columns]
+            fields = [schema.field(position) for position in self._positions]
+            self.schema = pa.schema(fields, metadata=schema.metadata)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch with these columns; they are views."""
+        if self._positions is None:
+            return batch
+        arrays = [batch.column(position) for position in self._positions]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def iter_batches(data: Batches) -> Iterator[pa.RecordBatch]:
+    """Return the record batches of batches, tables or one of these."""
+    if isinstance(data, pa.RecordBatch):
+        yield data
+    elif isinstance(data, pa.Table):
+        yield from data.to_batches()
+    else:
+        for part in data:
+            if not isinstance(part, pa.RecordBatch | pa.Table):
+                raise SchemaMismatchError(
+                    "the data is not an Arrow batch", expected="a RecordBatch or a Table",
+                    got=type(part).__name__, remedy="convert it with rf.canonical(data, schema)",
+                )  # fmt: skip
+            yield from iter_batches(part)
+
+
+def conform(batch: pa.RecordBatch, known: KnownSchema, where: Where) -> pa.RecordBatch:
+    """Return the batch under the known schema; raises ``RF-S010`` if its identity is another."""
+    schema = batch.schema
+    if schema is known.schema or schema.equals(known.schema, check_metadata=True):
+        return batch
+    require_same(known.ragged, parse_schema(schema), where)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=known.schema)
+
+
+def decode(message: Message, known: KnownSchema, *, max_bytes: int) -> pa.RecordBatch:
+    """Return the batch of one message, zero-copy where it is not compressed."""
+    if message.header.kind != BATCH:
+        raise CorruptError(
+            "a message is not a record batch", expected=BATCH, got=message.header.kind
+        )
+    return decode_batch(
+        message.buffer, known.schema, message.flatbuffer, message.header, max_bytes=max_bytes
+    )
+
+
+def verify_content(
+    batch: pa.RecordBatch,
+    known: KnownSchema,
+    message: Message,
+    tally: Tally,
+    *,
+    verify: bool,
+    validate: Validation,
+) -> dict[bytes, bytes]:
+    """Check a decoded batch against its digest, then its arrays and values, and count it.
+
+    Returns the custom metadata besides the digest.
+    """
+    metadata = message.header.metadata
+    stated = metadata.pop(DIGEST_KEY, None)
+    if verify:
+        content = _content_digest(batch)
+        got = content.hex().encode()
+        if got != stated:
+            raise ChecksumError(
+                "a batch does not match its digest",
+                expected="a digest" if stated is None else stated.decode(errors="replace"),
+                got=got.decode() or "arrays too broken to digest",
+                remedy="fetch it again, or restore it from a copy",
+            )  # fmt: skip
+        tally.add(content, batch.num_rows, metadata)
+    else:
+        tally.rows_per_batch.append(batch.num_rows)
+    check_arrays(batch)
+    if validate != "off":
+        validate_batch(batch, known.ragged, validate, Where())
+    return metadata
+
+
+def _content_digest(batch: pa.RecordBatch) -> bytes:
+    try:
+        return digest(batch)
+    except InvariantError:
+        return b""  # no writer digests such arrays, so their digest cannot match
+
+
+def check_trailer(trailer: Trailer, known: KnownSchema, tally: Tally, *, verify: bool) -> None:
+    """Raise unless the trailer states what was read."""
+    facts = [
+        ("schema digest", trailer.schema_digest, known.digest),
+        ("records per batch", list(trailer.rows_per_batch), tally.rows_per_batch),
+    ]
+    if verify:
+        facts.append(("running digest", trailer.digest, tally.hexdigest()))
+    for what, expected, got in facts:
+        if expected != got:
+            raise ChecksumError(
+                f"the {what} is not what the trailer states", expected=expected, got=got,
+                remedy="fetch the data again, or restore it from a copy",
+            )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Schemas that this process has written or read lately, with all that follows from them.
+
+A stream of one record spends more time on its schema than on its data, unless the work on the
+schema is remembered. Batches of one source also share one schema object, which makes comparing
+their schemas free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from ragged_format.digest import schema_digest
+from ragged_format.errors import CorruptError, UnsupportedFeatureError
+from ragged_format.messages import SCHEMA, is_big_endian, parse_header
+from ragged_format.parse import parse_schema
+
+if TYPE_CHECKING:
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["KnownSchema", "known_schema", "read_schema_message"]
+
+_KEPT = 16
+
+
+class KnownSchema(NamedTuple):
+    """One schema.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        As it was written or read.
+    ragged : RaggedSchema
+        Its declarations.
+    digest : str
+        Schema digest, 32 hexadecimal digits.
+    message : bytes
+        The Arrow schema message.
+    empty : pyarrow.Buffer
+        Message of a batch without rows.
+    """
+
+    schema: pa.Schema
+    ragged: RaggedSchema
+    digest: str
+    message: bytes
+    empty: pa.Buffer
+
+
+_recent: list[KnownSchema] = []
+_by_message: dict[bytes, KnownSchema] = {}
+
+
+def known_schema(schema: pa.Schema) -> KnownSchema:
+    """Return what follows from a schema, checked.
+
+    Raises
+    ------
+    NotRaggedError, UnsupportedVersionError, UnsupportedFeatureError, SchemaMismatchError
+    """
+    for known in _recent:
+        if known.schema is schema or known.schema.equals(schema, check_metadata=True):
+            return known
+    ragged = parse_schema(schema)
+    empty = pa.RecordBatch.from_pylist([], schema=schema).serialize()
+    known = KnownSchema(
+        schema, ragged, schema_digest(schema).hex(), schema.serialize().to_pybytes(), empty
+    )
+    _recent.insert(0, known)
+    del _recent[_KEPT:]
+    return known
+
+
+def read_schema_message(message: bytes) -> KnownSchema:
+    """Return the schema that a whole schema message holds.
+
+    Raises
+    ------
+    CorruptError
+        It is not a schema message.
+    UnsupportedFeatureError
+        The data is big-endian.
+    """
+    known = _by_message.get(message)
+    if known is None:
+        metadata = memoryview(message)[8:]
+        header = parse_header(metadata)
+        if header.kind != SCHEMA or header.body_bytes:
+            raise CorruptError(
+                "the data does not begin with a schema", expected=SCHEMA, got=header.kind
+            )
+        if is_big_endian(metadata, header):
+            raise UnsupportedFeatureError(
+                "the data is big-endian", expected="little-endian", got="big-endian",
+                remedy="write it on a little-endian machine",
+            )  # fmt: skip
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(message))
+        except (pa.ArrowException, OSError, ValueError) as err:
+            raise CorruptError(
+                "Arrow cannot decode the schema", expected="an Arrow schema", got=str(err)
+            ) from err
+        known = known_schema(schema)
+        if len(_by_message) >= _KEPT:
+            _by_message.clear()
+        _by_message[message] = known
+    return known
