@@ -7,7 +7,7 @@ offset is not 0, and loop over columns only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ragged_format.canonical import canonical, require_same
-from ragged_format.errors import LimitExceededError, SchemaMismatchError, Where
+from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.lists import (
     Flat,
     Int64,
@@ -31,6 +31,8 @@ from ragged_format.schema import RECORD, RaggedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ragged_format.schema import Column
 
 __all__ = [
     "AxisView",
@@ -77,10 +79,7 @@ def axis_view(batch: pa.RecordBatch, axis: str, schema: RaggedSchema | None = No
         The axis does not exist, or no column of the batch lies on it and it is a root axis.
     """
     schema = schema or parse_schema(batch.schema)
-    if axis not in schema.axes:
-        raise SchemaMismatchError(
-            "there is no such axis", code="RF-S006", expected=", ".join(schema.axes), got=axis
-        )
+    _require_axis(schema, axis)
     opened = schema.axes[axis]
     if opened.counts is None:
         for column in schema.on(axis):
@@ -121,21 +120,29 @@ def take(
     Raises
     ------
     LimitExceededError
-        A position lies outside the axis (``RF-L002``).
+        A position lies outside the axis (``RF-L002``), or a length exceeds the type of the counts
+        column (``RF-L001``).
+    InvariantError
+        The lengths do not fit the axis (``RF-I005``), or exceed 1 on a mask axis (``RF-I008``).
+    SchemaMismatchError
+        The axis does not exist (``RF-S006``), or an argument is not made of integers (``RF-S004``).
     """
-    picked = np.asarray(indices, np.int64)
+    picked = _integers(indices, "indices")
     if axis == RECORD:
         _check_positions(picked, batch.num_rows, axis)
         return batch.take(pa.array(picked))
     schema = parse_schema(batch.schema)
     view = axis_view(batch, axis, schema)
     _check_positions(picked, int(view.parent_offsets[-1]), axis)
-    per_parent = np.asarray(lengths, np.int64)
-    if len(per_parent) != len(view.parent_offsets) - 1 or per_parent.sum() != len(picked):
-        raise SchemaMismatchError(
-            "lengths has one entry per parent element and sums to the number of indices",
-            code="RF-I005", expected=f"{len(view.parent_offsets) - 1} entries, sum {len(picked)}",
-            got=f"{len(per_parent)} entries, sum {per_parent.sum()}",
+    parents = len(view.parent_offsets) - 1
+    per_parent = _integers([] if lengths is None else lengths, "lengths")
+    if len(per_parent) != parents or per_parent.sum() != len(picked) or (per_parent < 0).any():
+        raise InvariantError(
+            "lengths has one entry >= 0 per parent element and sums to the number of indices",
+            code="RF-I005", expected=f"{parents} entries >= 0, sum {len(picked)}",
+            got=f"{len(per_parent)} entries, sum {per_parent.sum()}, "
+            f"smallest {per_parent.min(initial=0)}",
+            remedy="" if lengths is not None else "pass lengths for an axis below the record",
         )  # fmt: skip
     return _regather(batch, schema, axis, picked, per_parent)
 
@@ -153,16 +160,29 @@ def select(batch: pa.RecordBatch, axis: str, keep: npt.NDArray[np.bool_]) -> pa.
         Any axis, the record axis included.
     keep : (k,) bool
         One entry per element of the axis in the whole batch.
+
+    Raises
+    ------
+    InvariantError
+        `keep` has another length than the axis (``RF-I003``).
+    SchemaMismatchError
+        The axis does not exist (``RF-S006``), or `keep` is not boolean (``RF-S004``).
     """
-    keep = np.asarray(keep, bool)
-    if axis == RECORD:
-        return take(batch, np.flatnonzero(keep))
-    view = axis_view(batch, axis)
-    if len(keep) != view.parent_offsets[-1]:
+    keep = np.asarray(keep)
+    if keep.dtype != bool and keep.size:
         raise SchemaMismatchError(
-            "keep has one entry per element of the axis",
-            code="RF-I003", expected=int(view.parent_offsets[-1]), got=len(keep),
+            "keep is boolean", expected="one bool per element", got=keep.dtype,
+            remedy="use take for positions",
         )  # fmt: skip
+    view = None if axis == RECORD else axis_view(batch, axis)
+    size = batch.num_rows if view is None else int(view.parent_offsets[-1])
+    if keep.shape != (size,):
+        raise InvariantError(
+            "keep has one entry per element of the axis",
+            code="RF-I003", expected=f"({size},)", got=keep.shape,
+        )  # fmt: skip
+    if view is None:
+        return take(batch, np.flatnonzero(keep))
     per_parent = segment_sums(keep, view.parent_offsets)
     return take(batch, np.flatnonzero(keep), axis=axis, lengths=per_parent)
 
@@ -217,12 +237,20 @@ def cut(batch: pa.RecordBatch, start: int = 0, stop: int | None = None) -> pa.Re
     Raises
     ------
     SchemaMismatchError
-        A left cut of a batch without ``token_offset`` (``RF-S003``).
+        A left cut of a batch without ``token_offset`` (``RF-S003``), or a batch of another profile
+        than ``sample`` (``RF-S002``).
+    LimitExceededError
+        A negative bound (``RF-L002``).
     """
+    schema = parse_schema(batch.schema)
+    if schema.profile != "sample":
+        raise SchemaMismatchError(
+            "only samples can be cut", code="RF-S002", expected="profile 'sample'",
+            got=schema.profile, remedy="cut before packing",
+        )  # fmt: skip
     out = slice_axis(batch, start, stop, axis="token")
     if start == 0:
         return out
-    schema = parse_schema(batch.schema)
     if "token_offset" not in schema:
         raise SchemaMismatchError(
             "a left cut records its offset", code="RF-S003", expected="column 'token_offset'",
@@ -252,10 +280,15 @@ def join(batch: pa.RecordBatch, counts: npt.ArrayLike) -> pa.RecordBatch:
         Batch of this format.
     counts : (g,) int
         Records in each run, each >= 1, summing to ``batch.num_rows``.
+
+    Raises
+    ------
+    InvariantError
+        The counts are not so (``RF-I005``).
     """
-    runs = np.asarray(counts, np.int64)
+    runs = _integers(counts, "counts")
     if (len(runs) and runs.min() < 1) or runs.sum() != batch.num_rows:
-        raise SchemaMismatchError(
+        raise InvariantError(
             "counts are positive and sum to the number of records",
             code="RF-I005", expected=batch.num_rows, got=runs.tolist()[:8],
         )  # fmt: skip
@@ -280,7 +313,7 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
     Parameters
     ----------
     batches : sequence of pyarrow.RecordBatch
-        At least one; equal schemas, metadata included.
+        At least one, of one identity; other metadata is that of the first.
     axis : str
         ``"record"``: records after records. Any other axis: record i of the result joins record i
         of every batch end to end, on every axis below the record (lists can only grow together);
@@ -289,13 +322,19 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
     Raises
     ------
     SchemaMismatchError
-        Schemas differ (``RF-S010``), there is no batch, or row counts differ for an inner axis.
+        Schemas differ (``RF-S010``), there is no batch, or no such axis (``RF-S006``).
+    InvariantError
+        Row counts differ for an inner axis (``RF-I003``).
+    LimitExceededError
+        The result does not fit one batch (``RF-L001``).
     """
     if not batches:
         raise SchemaMismatchError(
             "concat needs at least one batch", expected=">= 1 batch", got="none"
         )
     first = batches[0]
+    if axis != RECORD:
+        _require_axis(parse_schema(first.schema), axis)
     for number, batch in enumerate(batches[1:], 1):
         if not batch.schema.equals(first.schema, check_metadata=True):
             require_same(
@@ -315,7 +354,7 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
         return joined
     rows = {batch.num_rows for batch in batches}
     if len(rows) > 1:
-        raise SchemaMismatchError(
+        raise InvariantError(
             "batches that are joined record by record have equally many",
             code="RF-I003", expected=first.num_rows, got=sorted(rows),
         )  # fmt: skip
@@ -327,13 +366,44 @@ def _under(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
+def _require_axis(schema: RaggedSchema, axis: str) -> None:
+    if axis not in schema.axes:
+        raise SchemaMismatchError(
+            "there is no such axis", code="RF-S006",
+            expected=f"one of {', '.join([RECORD, *schema.axes])}", got=axis,
+        )  # fmt: skip
+
+
+def _integers(values: npt.ArrayLike, what: str) -> Int64:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise SchemaMismatchError(
+            f"{what} are integers in one dimension", expected="(k,) int",
+            got=f"{array.shape} {array.dtype}",
+        )  # fmt: skip
+    return array.astype(np.int64, copy=False)
+
+
 def _check_positions(picked: Int64, size: int, axis: str) -> None:
     if len(picked) and (picked.min() < 0 or picked.max() >= size):
-        bad = picked[(picked < 0) | (picked >= size)][0]
+        at = int(np.argmax((picked < 0) | (picked >= size)))
         raise LimitExceededError(
-            f"an index lies outside the {axis} axis",
-            code="RF-L002", expected=f"0 <= index < {size}", got=int(bad),
+            f"an index lies outside the {axis} axis", code="RF-L002", where=Where(position=at),
+            expected=f"0 <= index < {size}", got=int(picked[at]),
         )  # fmt: skip
+
+
+def _check_counts(per_parent: Int64, counts: Column) -> None:
+    largest = 1 if counts.mask else np.iinfo(counts.type.to_pandas_dtype()).max
+    if len(per_parent) and per_parent.max() > largest:
+        at = int(np.argmax(per_parent > largest))
+        place: dict[str, Any] = {
+            "where": Where(column=counts.name, position=at),
+            "expected": f"<= {largest}", "got": int(per_parent[at]),
+        }  # fmt: skip
+        if counts.mask:
+            raise InvariantError("a mask is not 0 or 1", code="RF-I008", **place)
+        raise LimitExceededError("a count does not fit its column", **place)
 
 
 def _regather(
@@ -347,8 +417,8 @@ def _regather(
     else:
         counts = schema[opened.counts]
         offsets = flat(batch.column(counts.name)).offsets
-        dtype = counts.type.to_pandas_dtype()
-        new[counts.name] = to_list(per_parent.astype(dtype), offsets, counts)
+        _check_counts(per_parent, counts)
+        new[counts.name] = to_list(per_parent, offsets, counts)
         per_record = segment_sums(per_parent, offsets)
     queue = [(axis, picked, per_record)]
     for name, indices, lengths in queue:
