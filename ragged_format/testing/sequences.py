@@ -71,8 +71,9 @@ def in_sequence(samples: pa.RecordBatch, runs: npt.ArrayLike | None = None) -> p
             array = to_list(values, target_offsets if bounds is None else bounds, column)
         elif column.axis == "member" and column.opens is not None:
             # An own root axis of the samples: its lengths are those of any column on it.
-            on_axis = next(iter(packed.on(column.opens)))
-            array = to_list(flat(samples.column(on_axis.name)).lengths, first_member, column)
+            on_axis = packed.on(column.opens)
+            counts = flat(samples.column(on_axis[0].name)).lengths if on_axis else 0 * lengths
+            array = to_list(counts, first_member, column)
         elif column.axis == "member":
             source = samples.column(column.name.removeprefix("member_"))
             array = to_list(source, first_member, column)
