@@ -22,6 +22,7 @@ __all__ = [
     "ROOT_AXES",
     "SAMPLE_COLUMNS",
     "check_standard",
+    "member_counts",
     "packed_from_sample",
     "packed_schema",
     "sample_from_packed",
@@ -229,29 +230,42 @@ def packed_schema(
 
 
 def packed_from_sample(schema: RaggedSchema) -> RaggedSchema:
-    """Return the packed schema that samples of `schema` are packed into."""
+    """Return the packed schema that samples of `schema` are packed into.
+
+    A root axis of one's own is there opened by the members: ``member_<axis>_counts`` says how many
+    of its elements each member has.
+    """
     own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["sample"]]
+    counts = [Column(member_counts(axis), "member", _i32, opens=axis) for axis in own_axes]
     return RaggedSchema(
-        "packed", schema.vocab_size, _packed(schema), (*ROOT_AXES["packed"], *own_axes),
+        "packed", schema.vocab_size, [*_packed(schema), *counts], ROOT_AXES["packed"],
         required_features=schema.required_features, metadata=schema.metadata,
     )  # fmt: skip
+
+
+def member_counts(axis: str) -> str:
+    """Return the name of the packed column that opens a root axis of the samples' own."""
+    return f"{MEMBER_PREFIX}{axis}_counts"
 
 
 def sample_from_packed(schema: RaggedSchema) -> RaggedSchema:
     """Return the sample schema whose packed schema is `schema`."""
     structure = {column.name for column in _PACKED_STRUCTURE} - {"input_ids"}
     columns = []
+    own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["packed"]]
     for column in schema:
         if column.name in structure:
             continue
         if column.axis == "member":
+            if column.opens is not None:
+                own_axes.append(column.opens)
+                continue
             column = column.renamed(column.name.removeprefix(MEMBER_PREFIX), RECORD)
         columns.append(column)
         if column.name == "input_ids":
             columns.append(STANDARD["sample"]["completion_mask"])
     order = list(STANDARD["sample"])
     columns.sort(key=lambda c: order.index(c.name) if c.name in order else len(order))
-    own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["packed"]]
     return RaggedSchema(
         "sample", schema.vocab_size, columns, (*ROOT_AXES["sample"], *own_axes),
         required_features=schema.required_features, metadata=schema.metadata,

@@ -14,6 +14,7 @@ from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.packing.forest import Forest, Fork, Keys, chains, common_prefixes, grow, paths
 from ragged_format.packing.layout import Layout, layout_of
 from ragged_format.packing.tokens import Segments, TokenColumns
+from ragged_format.profiles import member_counts
 from ragged_format.ragged import take
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def pack_row(
     Guarantees: target columns and all axes below are views of the samples' (only outer offsets are
     new), as are the member columns where no sample is left out. Nodes are in depth-first preorder,
     children in the order of the samples; targets are ordered by member and position. A token column
-    of one's own keeps the first member's value that is not all fill. Axes of one's own that each
-    record opens are joined end to end.
+    of one's own keeps the first member's value that is not all fill. A root axis of one's own is
+    joined end to end, and ``member_<axis>_counts`` says how much of it each member has.
 
     Parameters
     ----------
@@ -152,6 +153,7 @@ def pack_row(
 
     Examples
     --------
+    >>> import pyarrow as pa
     >>> import ragged_format as rf
     >>> schema = rf.sample_schema(vocab_size=10, columns=[])
     >>> samples = rf.canonical(
@@ -177,9 +179,9 @@ def pack_row(
     scored = scored_tokens(samples)
     targets = np.diff(scored.bounds)
     num_samples = len(targets)
-    kept: Int64 | None = None
-    if not targets.all():
-        kept = np.flatnonzero(targets)
+    kept = None if targets.all() else np.flatnonzero(targets)
+    null_advantages = _check_advantage(samples, kept, null_advantage)
+    if kept is not None:
         targets = targets[kept]
         if layout.own_roots:
             # Their elements of samples left out would stay; the rest has none on other axes.
@@ -196,7 +198,6 @@ def pack_row(
             "a packed row has at most 2^31 - 1 tokens", expected=MAX_TOKENS, got=num_tokens,
             remedy="plan rows with a token budget: plan_rows(samples, token_budget)",
         )  # fmt: skip
-    null_advantages = _check_advantage(samples, kept, null_advantage)
     if packing == "sequence":
         forest = chains(lengths.tolist())
     else:
@@ -330,7 +331,7 @@ def _assemble(
             array = array.take(pa.array(kept))
         arrays[name] = layout.list_array(name, array, _whole(array))
     for root, columns in layout.joined_columns:
-        bounds = {root: scored.bounds} if root == "target" else {}
+        bounds = {"target": scored.bounds}
         for column in columns:
             values, offsets = flat(samples.column(column.name))
             _check_lengths(column, offsets, bounds.setdefault(column.axis, offsets))
@@ -338,6 +339,10 @@ def _assemble(
                 counts = values.to_numpy(zero_copy_only=True)
                 bounds[column.opens] = offsets_of(counts)[offsets]
             arrays[column.name] = layout.list_array(column.name, values, _whole(values))
+        if root != "target":
+            name = member_counts(root)
+            counts = np.diff(bounds.get(root, np.zeros_like(scored.bounds))).astype(np.int32)
+            arrays[name] = layout.list_array(name, pa.array(counts), _whole(counts))
     if layout.token_columns:
         picker = TokenColumns(samples, layout.schema, row.segments)
         for column, values, offsets in picker.columns(layout.token_columns, report):

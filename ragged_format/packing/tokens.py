@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ragged_format.packing.report import PackReport
     from ragged_format.schema import Column, RaggedSchema
 
-__all__ = ["Segments", "TokenColumns"]
+__all__ = ["Segments", "TokenColumns", "gather"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -75,7 +75,8 @@ class TokenColumns:
             picked = self._pick(has)
             if report is not None and len(self.shared_sources):
                 report.add_conflicts(column.name, self._conflicts(column, has, picked))
-            yield from self._gather(column, picked)
+            whole = np.array([0, len(picked)], np.int64)
+            yield from gather(self.samples, self.schema, column, picked, whole)
 
     def _pick(self, has: Bools) -> Int64:
         """Return the flat index of the first copy that is set, else of the first copy."""
@@ -112,17 +113,41 @@ class TokenColumns:
                 out[same] |= segment_sums(inner, offsets_of(sizes)) > 0
         return out
 
-    def _gather(self, column: Column, picked: Int64) -> Iterator[tuple[Column, pa.Array, Int64]]:
-        queue = [(column, picked)]
-        for member, indices in queue:
-            values = flat(self.samples.column(member.name)).values
-            taken = values.take(pa.array(indices))
-            yield member, taken, np.array([0, len(taken)], np.int64)
-            if member.opens is not None:
-                counts = to_numpy(values).astype(np.int64)
-                starts = np.cumsum(counts) - counts
-                below = ranges(starts[indices], counts[indices])
-                queue.extend((child, below) for child in self.schema.on(member.opens))
+
+def gather(
+    batch: pa.RecordBatch, schema: RaggedSchema, column: Column, picked: Int64, offsets: Int64
+) -> Iterator[tuple[Column, pa.Array, Int64]]:
+    """Yield elements of a column, and those of all columns on axes that it opens.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Any batch of `schema`.
+    column : Column
+        A column that is not on the record axis.
+    picked : (k,) int64
+        Elements, counted over the whole batch.
+    offsets : (n + 1,) int64
+        Which of them make each record of the result.
+
+    Yields
+    ------
+    column : Column
+    values : pyarrow.Array
+        A copy.
+    offsets : (n + 1,) int64
+    """
+    queue = [(column, picked, offsets)]
+    for member, indices, bounds in queue:
+        values = flat(batch.column(member.name)).values
+        yield member, values.take(pa.array(indices)), bounds
+        if member.opens is not None:
+            counts = to_numpy(values).astype(np.int64)
+            starts = np.cumsum(counts) - counts
+            taken = counts[indices]
+            below = ranges(starts[indices], taken)
+            below_bounds = offsets_of(taken)[bounds]
+            queue += [(child, below, below_bounds) for child in schema.on(member.opens)]
 
 
 def _unequal(values: pa.Array, left: Int64, right: Int64, column: Column) -> Bools:

@@ -1,0 +1,118 @@
+"""Dealing planned rows to ranks in steps of balanced load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ragged_format.lists import Int64
+
+__all__ = ["PlannedRow", "deal", "even_tail", "score_pairs"]
+
+
+def score_pairs(lengths: Any) -> Any:
+    """Return the attention score pairs of chains from the root: the sum of depth + 1."""
+    return lengths * (lengths + 1) // 2
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """The samples of one row, in an order in which common prefixes are adjacent.
+
+    Attributes
+    ----------
+    samples : (k,) int64
+        Sample numbers.
+    lengths, common : (k,) int64
+        Tokens of each, and how many of them it shares with the one before; ``common[0] == 0``.
+    """
+
+    samples: Int64
+    lengths: Int64
+    common: Int64
+
+    @cached_property
+    def unique_tokens(self) -> int:
+        """Tokens that the row forwards."""
+        return int((self.lengths - self.common).sum())
+
+    @cached_property
+    def loads(self) -> Int64:
+        """Score pairs that each sample adds, (k,) int64."""
+        loads: Int64 = score_pairs(self.lengths) - score_pairs(self.common)
+        return loads
+
+    @cached_property
+    def load(self) -> int:
+        """Attention score pairs of the row."""
+        return int(self.loads.sum())
+
+    def split(self, pieces: int) -> list[PlannedRow]:
+        """Return the row in at most as many pieces as it has samples, of about equal load."""
+        size = len(self.samples)
+        pieces = min(pieces, size)
+        ends = np.cumsum(self.loads)
+        cuts = [0]
+        for piece in range(1, pieces):
+            nearest = int(np.searchsorted(ends, ends[-1] * piece / pieces)) + 1
+            cuts.append(min(max(nearest, cuts[-1] + 1), size - (pieces - piece)))
+        out = []
+        for first, end in zip(cuts, [*cuts[1:], size], strict=True):
+            common = self.common[first:end].copy()
+            common[0] = 0
+            out.append(PlannedRow(self.samples[first:end], self.lengths[first:end], common))
+        return out
+
+
+def even_tail(rows: list[PlannedRow], ranks: int) -> list[PlannedRow]:
+    """Split the heaviest rows until they are a multiple of `ranks`, or one sample each."""
+    pieces = [1] * len(rows)
+    for _ in range(-len(rows) % ranks):
+        room = [i for i, row in enumerate(rows) if pieces[i] < len(row.samples)]
+        if not room:
+            break
+        pieces[max(room, key=lambda i: rows[i].load / pieces[i])] += 1
+    return [piece for row, count in zip(rows, pieces, strict=True) for piece in row.split(count)]
+
+
+def _heavy_first(row: PlannedRow) -> tuple[int, int]:
+    return -row.load, int(row.samples.min())
+
+
+def deal(
+    rows: list[PlannedRow], ranks: int, loads: list[int]
+) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
+    """Group rows of like load into steps of one row per rank.
+
+    Parameters
+    ----------
+    rows : list of PlannedRow
+        Any number of rows.
+    ranks : int
+        Rows of a step.
+    loads : list of `ranks` int
+        Load that each rank has had so far; updated. A step's heaviest row goes to the rank with the
+        least.
+
+    Returns
+    -------
+    steps : list of lists of `ranks` rows
+        By rank.
+    left : list of PlannedRow
+        The lightest rows, fewer than `ranks`, that make no step.
+    """
+    ordered = sorted(rows, key=_heavy_first)
+    whole = len(ordered) // ranks * ranks
+    steps = []
+    for start in range(0, whole, ranks):
+        step = ordered[start : start + ranks]
+        by_rank = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
+        placed = dict(zip(by_rank, step, strict=True))
+        for rank, row in placed.items():
+            loads[rank] += row.load
+        steps.append([placed[rank] for rank in range(ranks)])
+    return steps, ordered[whole:]

@@ -1,0 +1,312 @@
+"""Planning which samples make which row, for all ranks of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ragged_format.errors import PackingError
+from ragged_format.packing.bins import FULL, Window, fill_gaps, form_rows
+from ragged_format.packing.deal import PlannedRow, deal, even_tail
+from ragged_format.packing.forest import Fork, Keys, common_prefixes
+from ragged_format.packing.layout import layout_of
+from ragged_format.packing.pack import Packing, check_choice, scored_tokens
+
+if TYPE_CHECKING:
+    from ragged_format.lists import Int64
+    from ragged_format.packing.sharing import ShareRules
+
+__all__ = ["Plan", "plan_rows"]
+
+Tail = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Rows for every rank, and what became of every sample.
+
+    Each sample number is in exactly one of `rows`, `without_target`, `oversize` and `dropped`.
+
+    Attributes
+    ----------
+    rows : list of (k,) int64
+        Sample numbers of each row, ascending. Rows come step by step: row ``step * ranks + rank``
+        belongs to `rank`.
+    unique_tokens, tokens, targets, load : (r,) int64
+        Of each row: tokens to forward, tokens of its samples one by one, scored tokens, attention
+        score pairs (the sum of depth + 1 over forwarded tokens).
+    without_target, oversize, dropped : (k,) int64
+        Samples in no row: nothing in them is scored; longer than the budget; left over by
+        ``tail="drop"``.
+    num_samples, token_budget, ranks : int
+        As given.
+    """
+
+    rows: list[Int64]
+    unique_tokens: Int64
+    tokens: Int64
+    targets: Int64
+    load: Int64
+    without_target: Int64
+    oversize: Int64
+    dropped: Int64
+    num_samples: int
+    token_budget: int
+    ranks: int
+
+    def for_rank(self, rank: int) -> list[Int64]:
+        """Return the rows of one rank, in step order."""
+        return self.rows[rank :: self.ranks]
+
+    @property
+    def missing_rows(self) -> int:
+        """Rows that the last step lacks: there are fewer samples than ranks. Else 0."""
+        return -len(self.rows) % self.ranks
+
+    @property
+    def fill(self) -> float:
+        """Mean share of the budget that rows use."""
+        return float(self.unique_tokens.sum()) / max(len(self.rows) * self.token_budget, 1)
+
+    @property
+    def packing_ratio(self) -> float:
+        """Tokens per forwarded token; 1 where nothing is shared."""
+        return float(self.tokens.sum()) / max(int(self.unique_tokens.sum()), 1)
+
+    @cached_property
+    def step_imbalance(self) -> Any:
+        """Largest load of a rank over the mean, per step, (steps,) float64."""
+        padded = np.zeros(len(self.rows) + self.missing_rows, np.int64)
+        padded[: len(self.rows)] = self.load
+        steps = padded.reshape(-1, self.ranks)
+        return steps.max(axis=1) / steps.mean(axis=1)
+
+    @property
+    def imbalance(self) -> float:
+        """Time lost to waiting: the sum of the steps' largest loads over the sum of their means."""
+        if not self.rows:
+            return 1.0
+        padded = np.zeros(len(self.rows) + self.missing_rows, np.int64)
+        padded[: len(self.rows)] = self.load
+        return float(padded.reshape(-1, self.ranks).max(axis=1).sum() * self.ranks / padded.sum())
+
+    def metrics(self) -> dict[str, Any]:
+        """Return sums and ratios as plain JSON values."""
+        return {
+            "samples": self.num_samples,
+            "planned": sum(len(row) for row in self.rows),
+            "without_target": len(self.without_target),
+            "oversize": len(self.oversize),
+            "dropped": len(self.dropped),
+            "rows": len(self.rows),
+            "ranks": self.ranks,
+            "steps": -(-len(self.rows) // self.ranks),
+            "missing_rows": self.missing_rows,
+            "token_budget": self.token_budget,
+            "tokens": int(self.tokens.sum()),
+            "unique_tokens": int(self.unique_tokens.sum()),
+            "targets": int(self.targets.sum()),
+            "load": int(self.load.sum()),
+            "fill": round(self.fill, 4),
+            "imbalance": round(self.imbalance, 4),
+            "packing_ratio": round(self.packing_ratio, 4),
+        }
+
+
+def plan_rows(
+    samples: pa.RecordBatch | pa.Table,
+    token_budget: int,
+    ranks: int = 1,
+    *,
+    packing: Packing = "tree",
+    fork: Fork = "token",
+    within_group: bool = False,
+    window: int = 4096,
+    tail: Tail = "keep",
+) -> Plan:
+    """Plan rows of at most `token_budget` unique tokens, and deal them to ranks.
+
+    Rows are formed window by window, without reference to `ranks`: clusters of samples with a
+    common prefix stay together as far as the budget allows, and gaps are filled with what fits. The
+    emptiest row of a window goes into the next one. Then rows of like load are grouped into steps
+    of one row per rank. The result is the same for the same input.
+
+    Nothing is left out silently: see the attributes of :class:`Plan`.
+
+    Parameters
+    ----------
+    samples : pyarrow.RecordBatch or pyarrow.Table
+        Profile ``sample``. Only token ids, mask and the columns that restrict sharing are read.
+    token_budget : int
+        Largest number of unique tokens of a row.
+    ranks : int
+        Ranks of the job; each gets the same number of rows.
+    packing, fork, within_group
+        As in ``pack_row``; rows have the planned size if packed with the same.
+    window : int
+        Samples that are planned together.
+    tail : {"keep", "drop"}
+        Rows that make no whole step at the end: split them so that they do (where there are fewer
+        samples than ranks, the last step stays short: ``missing_rows``), or leave them out
+        (``dropped``).
+
+    Raises
+    ------
+    PackingError
+        A number below 1 or an unknown choice (``RF-P001``).
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import ragged_format as rf
+    >>> samples = rf.canonical(
+    ...     pa.table(
+    ...         {
+    ...             "sample_id": ["a", "b", "c"],
+    ...             "input_ids": [[5, 6, 1, 1], [7, 2, 2], [5, 6, 3]],
+    ...             "completion_mask": [[0, 0, 1, 1], [0, 1, 1], [0, 0, 1]],
+    ...         }
+    ...     ),
+    ...     rf.sample_schema(vocab_size=10, columns=[]),
+    ... )
+    >>> plan = plan_rows(samples, token_budget=5)
+    >>> [row.tolist() for row in plan.rows], plan.unique_tokens.tolist()
+    ([[0, 2], [1]], [5, 3])
+    """
+    check_choice("packing", packing)
+    check_choice("fork", fork)
+    check_choice("tail", tail)
+    for name, value in (("token_budget", token_budget), ("ranks", ranks), ("window", window)):
+        if value < 1:
+            raise PackingError(f"{name} is positive", expected=">= 1", got=value)
+    rules = layout_of(samples.schema).rules
+    batch = _planning_columns(samples, rules)
+    scored = scored_tokens(batch)
+    lengths, targets = np.diff(scored.offsets), np.diff(scored.bounds)
+    has_target = targets > 0
+    fits = lengths <= token_budget
+    if packing == "sequence":
+        source = None
+    else:
+        keys = rules.keys(batch, scored.tokens, scored.offsets, within_group=within_group)
+        source = _Sorter(keys, scored.offsets, lengths, fork)
+    planner = _Planner(source, lengths, token_budget, ranks)
+    planned = np.flatnonzero(has_target & fits)
+    # Windows of equal size: a small last one would give rows that are hard to fill.
+    windows = np.array_split(planned, -(-len(planned) // window)) if len(planned) else []
+    for number, chosen in enumerate(windows, 1):
+        planner.add(chosen, last=number == len(windows))
+    rows, dropped = planner.finish(tail)
+    return Plan(
+        rows=[np.sort(row.samples) for row in rows],
+        unique_tokens=np.array([row.unique_tokens for row in rows], np.int64),
+        tokens=np.array([row.lengths.sum() for row in rows], np.int64),
+        targets=np.array([targets[row.samples].sum() for row in rows], np.int64),
+        load=np.array([row.load for row in rows], np.int64),
+        without_target=np.flatnonzero(~has_target),
+        oversize=np.flatnonzero(has_target & ~fits),
+        dropped=np.sort(np.concatenate([np.zeros(0, np.int64), *(r.samples for r in dropped)])),
+        num_samples=batch.num_rows,
+        token_budget=token_budget,
+        ranks=ranks,
+    )
+
+
+def _planning_columns(samples: pa.RecordBatch | pa.Table, rules: ShareRules) -> pa.RecordBatch:
+    """Return the columns that planning reads, as one batch."""
+    names = {"input_ids", "completion_mask"}
+    names |= {column.name for column in (*rules.token_keys, *rules.record_keys, *rules.media)}
+    if rules.group is not None:
+        names.add(rules.group.name)
+    chosen = samples.select([name for name in samples.schema.names if name in names])
+    if isinstance(chosen, pa.RecordBatch):
+        return chosen
+    batches = chosen.combine_chunks().to_batches()
+    return batches[0] if batches else chosen.schema.empty_table().combine_chunks().to_batches()[0]
+
+
+class _Sorter:
+    """Sorts samples by prefix."""
+
+    def __init__(self, keys: Keys, offsets: Int64, lengths: Int64, fork: Fork) -> None:
+        self.keys, self.offsets, self.lengths, self.fork = keys, offsets, lengths, fork
+
+    def __call__(self, samples: Int64) -> tuple[Int64, Int64]:
+        parts = self.keys.parts
+        keys = Keys(
+            self.keys.tokens,
+            self.keys.compared,
+            None if parts is None else [parts[i] for i in samples.tolist()],
+        )
+        order, shared = common_prefixes(
+            keys, self.offsets[samples].tolist(), self.lengths[samples].tolist(), self.fork
+        )
+        return samples[np.array(order, np.int64)], np.array(shared, np.int64)
+
+
+class _Planner:
+    """Forms rows window by window and groups them into steps."""
+
+    def __init__(self, sort: _Sorter | None, lengths: Int64, budget: int, ranks: int) -> None:
+        self.sort, self.lengths, self.budget, self.ranks = sort, lengths, budget, ranks
+        self.steps: list[list[PlannedRow]] = []
+        self.open_rows: list[PlannedRow] = []
+        self.carried = np.zeros(0, np.int64)
+        self.loads = [0] * ranks
+
+    def add(self, samples: Int64, *, last: bool) -> None:
+        """Plan one window; all of its rows are there after the last."""
+        rows = self.form(np.sort(np.concatenate([self.carried, samples])))
+        if not last:
+            emptiest = min(rows, key=lambda row: (row.unique_tokens, int(row.samples.min())))
+            if emptiest.unique_tokens < FULL * self.budget:
+                rows = [row for row in rows if row is not emptiest]
+                self.carried = emptiest.samples
+            else:
+                self.carried = np.zeros(0, np.int64)
+        self.deal([*self.open_rows, *rows])
+
+    def deal(self, rows: list[PlannedRow]) -> None:
+        """Make steps of rows; those that make no step stay open."""
+        steps, self.open_rows = deal(rows, self.ranks, self.loads)
+        self.steps += sorted(steps, key=lambda step: min(int(row.samples.min()) for row in step))
+
+    def form(self, samples: Int64) -> list[PlannedRow]:
+        if self.sort is None:
+            order, shared = samples, np.zeros(len(samples), np.int64)
+        else:
+            order, shared = self.sort(samples)
+        window = Window(self.lengths[order], shared)
+        out = []
+        for row in fill_gaps(window, form_rows(window, self.budget), self.budget):
+            places = np.sort(np.concatenate([np.arange(*run) for run in row.runs]))
+            common = np.zeros(len(places), np.int64)
+            common[1:] = window.common(places[:-1], places[1:])
+            out.append(PlannedRow(order[places], window.lengths[places], common))
+        return out
+
+    def finish(self, tail: Tail) -> tuple[list[PlannedRow], list[PlannedRow]]:
+        """Return all rows, step by step, and those that are left out."""
+        if tail == "drop":
+            return self.rows(), self.open_rows
+        pool = self.open_rows
+        while pool and self.steps and _spare_samples(pool) < -len(pool) % self.ranks:
+            step = self.steps.pop()
+            pool = [*pool, *step]
+            for rank, row in enumerate(step):
+                self.loads[rank] -= row.load
+        self.deal(even_tail(pool, self.ranks))
+        return [*self.rows(), *self.open_rows], []
+
+    def rows(self) -> list[PlannedRow]:
+        """Return the rows of all steps."""
+        return [row for step in self.steps for row in step]
+
+
+def _spare_samples(rows: list[PlannedRow]) -> int:
+    """Return how many rows more these could be."""
+    return sum(len(row.samples) - 1 for row in rows)
