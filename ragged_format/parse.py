@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from ragged_format.schema import (
     FORMAT_VERSION,
     HEAD_KINDS,
     NAMESPACE,
+    OWN_KEYS,
     PRIMITIVES,
     PROFILES,
     RECORD,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["parse_header", "parse_schema"]
+
+# More digits than any number here needs, and fewer than Python refuses to convert.
+MAX_DIGITS = 18
 
 
 def parse_schema(schema: pa.Schema) -> RaggedSchema:
@@ -63,39 +69,43 @@ def _parse(schema: pa.Schema) -> RaggedSchema:
             "unknown profile", code="RF-S002", expected=", ".join(PROFILES), got=own["profile"]
         )
     profile: Profile = "packed" if own["profile"] == "packed" else "sample"
-    if not (own["vocab_size"].isascii() and own["vocab_size"].isdigit()):
+    if not _is_number(own["vocab_size"]):
         raise SchemaMismatchError(
             "vocab_size is a positive integer",
             code="RF-S009", expected="decimal digits", got=own["vocab_size"],
         )  # fmt: skip
-    root_axes = json.loads(own["root_axes"]) if own["root_axes"].startswith("[") else None
-    if not isinstance(root_axes, list) or root_axes[: len(ROOT_AXES[profile])] != list(
-        ROOT_AXES[profile]
-    ):
+    root_axes = _json_strings(own, "root_axes")
+    if root_axes[: len(ROOT_AXES[profile])] != ROOT_AXES[profile]:
         raise SchemaMismatchError(
             "root_axes begins with the profile's own axes",
             code="RF-S006", expected=list(ROOT_AXES[profile]), got=own["root_axes"],
         )  # fmt: skip
-    metadata = {
-        key.decode(): value.decode()
-        for key, value in (schema.metadata or {}).items()
-        if not key.startswith(NAMESPACE.encode())
-    }
+    metadata = {key.decode(): value.decode() for key, value in schema.metadata.items()}
     parsed = RaggedSchema(
         profile,
         int(own["vocab_size"]),
         [_parse_field(field, profile) for field in schema],
         root_axes,
-        required_features=json.loads(own.get("required_features", "[]")),
-        metadata=metadata,
+        required_features=_json_strings(own, "required_features"),
+        metadata={key: value for key, value in metadata.items() if key not in OWN_KEYS},
     )
     check_standard(parsed)
     return parsed
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
 def _parse_field(field: pa.Field, profile: Profile) -> Column:
     where = Where(column=field.name)
-    raw = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    try:
+        raw = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    except UnicodeDecodeError as err:
+        raise SchemaMismatchError(
+            "field metadata is not UTF-8", code="RF-S009", where=where, expected="UTF-8",
+            got=str(err),
+        ) from err  # fmt: skip
     meta = {k.removeprefix(NAMESPACE): v for k, v in raw.items() if k.startswith(NAMESPACE)}
     standard = STANDARD[profile].get(field.name)
     axis = meta.get("axis") or (standard.axis if standard else None)
@@ -121,18 +131,17 @@ def _parse_field(field: pa.Field, profile: Profile) -> Column:
             where=where, expected=", ".join(PRIMITIVES), got=value,
         )  # fmt: skip
     declared = _declared(meta, where, pa.types.is_integer(value))
-    if shape:
-        named = declared.pop("shape", shape)
-        if _product(named) != shape[0]:
-            raise SchemaMismatchError(
-                "the declared shape has the width of the fixed-size list",
-                where=where, expected=f"a product of {shape[0]}", got=list(named),
-            )  # fmt: skip
-        declared["shape"] = named
+    named = declared.setdefault("shape", shape)
+    # An empty product is 1, which no list without a fixed size has for its width.
+    if math.prod(named) != math.prod(shape) or bool(named) != bool(shape):
+        raise SchemaMismatchError(
+            "the declared shape has the width of the fixed-size list",
+            where=where, expected=f"a product of {shape[0]}" if shape else "no shape, or a list",
+            got=list(named),
+        )  # fmt: skip
     if standard is not None:
-        for key in ("opens", "head_kind", "log_prob", "fill"):
+        for key in ("opens", "head_kind", "log_prob", "fill", "mask"):
             declared.setdefault(key, getattr(standard, key))
-        declared["mask"] = standard.mask
     nullable = field.nullable if axis == RECORD else item_nullable
     return Column(field.name, axis, value, nullable=nullable, **declared)
 
@@ -167,25 +176,18 @@ def _declared(meta: dict[str, str], where: Where, integer: bool) -> dict[str, An
             elif key == "fill":
                 out[key] = int(text) if integer else float(text)
             elif key == "shape":
-                out[key] = tuple(int(n) for n in json.loads(text))
+                out[key] = tuple(operator.index(n) for n in json.loads(text))
             elif key == "log_prob":
                 out[key] = LogProb.from_json(json.loads(text))
             elif key == "head_kind":
                 out[key] = HEAD_KINDS[HEAD_KINDS.index(text)]
             elif key == "opens":
                 out[key] = text
-    except (ValueError, KeyError, TypeError) as err:
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise SchemaMismatchError(
             f"field metadata '{NAMESPACE}{key}' is malformed", code="RF-S009", where=where,
             expected="a value as the specification's metadata table gives it", got=text,
         ) from err  # fmt: skip
-    return out
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    out = 1
-    for size in shape:
-        out *= size
     return out
 
 
@@ -211,7 +213,7 @@ def parse_header(schema: pa.Schema) -> dict[str, str]:
             remedy="import the data with an adapter, or write it with rf.Writer",
         )  # fmt: skip
     parts = own["version"].split(".")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
+    if len(parts) != 2 or not all(map(_is_number, parts)):
         raise NotRaggedError(
             "the format version is malformed", expected="MAJOR.MINOR", got=own["version"]
         )
@@ -242,7 +244,7 @@ def _json_strings(own: Mapping[str, str], key: str) -> tuple[str, ...]:
     text = own.get(key, "[]")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise NotRaggedError(

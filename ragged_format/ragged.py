@@ -237,15 +237,15 @@ def cut(batch: pa.RecordBatch, start: int = 0, stop: int | None = None) -> pa.Re
     Raises
     ------
     SchemaMismatchError
-        A left cut of a batch without ``token_offset`` (``RF-S003``), or a batch of another profile
-        than ``sample`` (``RF-S002``).
+        A left cut of a batch without ``token_offset``, or a batch of another profile than
+        ``sample`` (``RF-S003``).
     LimitExceededError
         A negative bound (``RF-L002``).
     """
     schema = parse_schema(batch.schema)
     if schema.profile != "sample":
         raise SchemaMismatchError(
-            "only samples can be cut", code="RF-S002", expected="profile 'sample'",
+            "only samples can be cut", code="RF-S003", expected="profile 'sample'",
             got=schema.profile, remedy="cut before packing",
         )  # fmt: skip
     out = slice_axis(batch, start, stop, axis="token")

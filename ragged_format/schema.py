@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from ragged_format.errors import SchemaMismatchError, Where
@@ -35,6 +36,11 @@ __all__ = [
 
 FORMAT_VERSION = (0, 1)
 NAMESPACE = "ragged_format:"
+# Schema metadata, in the order in which it is written.
+OWN_KEYS = tuple(
+    NAMESPACE + key
+    for key in ("version", "profile", "vocab_size", "root_axes", "required_features")
+)
 RECORD = "record"
 # Finite, because -inf as padding gives NaN gradients in some losses (huggingface/trl#5594).
 LOG_PROB_FILL = -30000.0
@@ -66,7 +72,12 @@ class LogProb:
     value : {"log_prob", "logit"}
         Whether values are normalised log-probs (nats) or plain logits.
     temperature : float, optional
-        Sampling temperature where one value holds for the whole column.
+        Sampling temperature where one value holds for the whole column, finite and > 0.
+
+    Raises
+    ------
+    SchemaMismatchError
+        Another value (``RF-S009``).
     """
 
     mode: Literal["processed", "raw"] = "processed"
@@ -80,6 +91,20 @@ class LogProb:
         "value": ("log_prob", "logit"),
     }
 
+    def __post_init__(self) -> None:
+        for key, choices in self.CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise SchemaMismatchError(
+                    f"there is no such {key} of log-probs", code="RF-S009",
+                    expected=" or ".join(choices), got=getattr(self, key),
+                )  # fmt: skip
+        temperature = self.temperature
+        if temperature is not None and not (_is_finite(temperature) and temperature > 0):
+            raise SchemaMismatchError(
+                "the temperature of log-probs is a finite number > 0", code="RF-S009",
+                expected="> 0", got=temperature,
+            )  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """Return the mode as the JSON object kept in field metadata."""
         out: dict[str, Any] = {
@@ -91,21 +116,18 @@ class LogProb:
 
     @classmethod
     def from_json(cls, data: Any) -> LogProb:
-        """Parse the JSON object kept in field metadata; raises ValueError on anything else."""
+        """Parse the JSON object kept in field metadata; anything else raises ``RF-S009``."""
         if not isinstance(data, dict) or not set(data) <= {*cls.CHOICES, "temperature"}:
-            msg = f"not a log-prob mode: {data!r}"
-            raise ValueError(msg)
-        for key, choices in cls.CHOICES.items():
-            if data.get(key, choices[0]) not in choices:
-                msg = f"{key} is one of {', '.join(choices)}"
-                raise ValueError(msg)
-        temperature = data.get("temperature")
-        if temperature is not None and not (
-            isinstance(temperature, int | float) and math.isfinite(temperature) and temperature > 0
-        ):
-            msg = f"temperature is a finite number > 0, not {temperature!r}"
-            raise ValueError(msg)
+            raise SchemaMismatchError(
+                "this is no log-prob mode", code="RF-S009",
+                expected=f"an object of {', '.join(cls.CHOICES)} and temperature", got=data,
+            )  # fmt: skip
         return cls(**data)
+
+
+def _is_finite(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +184,12 @@ class Column:
 
     def __post_init__(self) -> None:
         where = Where(column=self.name)
-        numeric = pa.types.is_integer(self.type) or pa.types.is_floating(self.type)
-        if str(self.type) not in PRIMITIVES:
+        if not isinstance(self.type, pa.DataType) or str(self.type) not in PRIMITIVES:
             raise SchemaMismatchError(
                 "a column's value type is an integer, float, string or binary",
                 where=where, expected=", ".join(PRIMITIVES), got=self.type,
             )  # fmt: skip
+        numeric = pa.types.is_integer(self.type) or pa.types.is_floating(self.type)
         if self.opens is not None and not pa.types.is_integer(self.type):
             raise SchemaMismatchError(
                 "a counts column is of an integer type",
@@ -178,6 +200,11 @@ class Column:
                 "a counts column is a list of scalars on an axis below the record",
                 code="RF-S006", where=where, expected="an axis other than 'record', no shape",
                 got=f"axis {self.axis!r}, shape {self.shape}",
+            )  # fmt: skip
+        if self.mask and self.opens is None:
+            raise SchemaMismatchError(
+                "a mask opens an axis",
+                code="RF-S006", where=where, expected="the name of an axis", got=None,
             )  # fmt: skip
         if self.nullable and self.axis not in (RECORD, "member"):
             raise SchemaMismatchError(
@@ -199,12 +226,27 @@ class Column:
                 "a head kind belongs to a counts column",
                 code="RF-S009", where=where, expected=", ".join(HEAD_KINDS), got=self.head_kind,
             )  # fmt: skip
-        if numeric:
-            fill = self.fill
-            if fill is None:
-                fill = LOG_PROB_FILL if self.log_prob else 0
-            kind = float if pa.types.is_floating(self.type) else int
-            object.__setattr__(self, "fill", kind(fill))
+        object.__setattr__(self, "fill", self._checked_fill() if numeric else self.fill)
+        if not numeric and self.fill is not None:
+            raise SchemaMismatchError(
+                "only numbers are padded", code="RF-S009", where=where,
+                expected="no fill", got=self.fill,
+            )  # fmt: skip
+
+    def _checked_fill(self) -> int | float:
+        """Return the fill as Python number of the column's kind; it must be a value of the type."""
+        fill = self.fill
+        if fill is None:
+            fill = LOG_PROB_FILL if self.log_prob else 0
+        dtype = self.type.to_pandas_dtype()
+        limits = np.finfo(dtype) if pa.types.is_floating(self.type) else np.iinfo(dtype)
+        kind = float if pa.types.is_floating(self.type) else int
+        if not (_is_finite(fill) and limits.min <= fill <= limits.max and kind(fill) == fill):
+            raise SchemaMismatchError(
+                "the fill is a finite value of the column's type", code="RF-S009",
+                where=Where(column=self.name), expected=self.type, got=fill,
+            )  # fmt: skip
+        return kind(fill)
 
     @property
     def width(self) -> int:
@@ -288,7 +330,7 @@ class RaggedSchema:
     root_axes : iterable of str
         Axes that each record opens itself.
     metadata : mapping of str to str, optional
-        Further schema metadata, kept as it is; keys outside this format's namespace.
+        Further schema metadata, kept as it is.
 
     Raises
     ------
@@ -324,6 +366,11 @@ class RaggedSchema:
             raise SchemaMismatchError(
                 "vocab_size is a positive integer",
                 code="RF-S009", expected=">= 1", got=vocab_size,
+            )  # fmt: skip
+        if own := sorted({key for key in self.metadata if key in OWN_KEYS}):
+            raise SchemaMismatchError(
+                "metadata does not contain the keys that the schema itself writes",
+                code="RF-S009", expected=f"keys other than {', '.join(sorted(OWN_KEYS))}", got=own,
             )  # fmt: skip
         self.axes = _axes(listed, self.root_axes)
 
@@ -412,18 +459,20 @@ class RaggedSchema:
 
     @cached_property
     def _arrow(self) -> pa.Schema:
-        own = {
-            "version": ".".join(map(str, self.version)),
-            "profile": self.profile,
-            "vocab_size": str(self.vocab_size),
-            "root_axes": json.dumps(list(self.root_axes)),
-            "required_features": json.dumps(list(self.required_features)),
-        }
-        metadata = {NAMESPACE + key: value for key, value in own.items()} | self.metadata
+        own = (
+            ".".join(map(str, self.version)), self.profile, str(self.vocab_size),
+            json.dumps(list(self.root_axes)), json.dumps(list(self.required_features)),
+        )  # fmt: skip
+        metadata = dict(zip(OWN_KEYS, own, strict=True)) | self.metadata
         return pa.schema([column.field() for column in self], metadata=metadata)
 
 
 def _axes(columns: list[Column], root_axes: tuple[str, ...]) -> dict[str, Axis]:
+    if len(set(root_axes)) < len(root_axes) or not all(root_axes) or RECORD in root_axes:
+        raise SchemaMismatchError(
+            "root axes have names of their own", code="RF-S006",
+            expected=f"unique names other than {RECORD!r}", got=list(root_axes),
+        )  # fmt: skip
     axes = {name: Axis(name, RECORD) for name in root_axes}
     openers = [column for column in columns if column.opens is not None]
     for column in openers:

@@ -126,7 +126,7 @@ def test_negative_bounds(batch, bounds, axis):
 
 
 def test_only_samples_are_cut(batch):
-    error = fails(rf.SchemaMismatchError, "RF-S002", rf.cut, in_sequence(batch), 0, 1)
+    error = fails(rf.SchemaMismatchError, "RF-S003", rf.cut, in_sequence(batch), 0, 1)
     assert error.got == "packed"
 
 
