@@ -8,9 +8,14 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.environment import describe, pin_threads, set_thread_variables
+from benchmarks.environment import (
+    describe,
+    pin_threads,
+    set_thread_variables,
+    settle_allocator,
+)
 
-BENCHMARKS = ("pack", "row_bytes")
+BENCHMARKS = ("pack", "row_bytes", "serialize")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
     set_thread_variables()
     pin_threads()
+    settle_allocator()
     from benchmarks.harness import Figure, Settings, format_table
 
     settings = Settings(rounds=3, slice_s=0.002, quick=True) if args.quick else Settings()
