@@ -166,14 +166,18 @@ def _schema(
     else:
         asked = [standard_column(c, profile) if isinstance(c, str) else c for c in columns]
         by_name = {column.name: column for column in asked}
+        if len(asked) > len(by_name):
+            names = [column.name for column in asked]
+            raise SchemaMismatchError(
+                "a column is asked for twice", code="RF-S008", expected="one each",
+                got=sorted({name for name in names if names.count(name) > 1}),
+            )  # fmt: skip
         for name in REQUIRED[profile]:
             by_name.setdefault(name, standard[name])
         # Standard columns keep the standard order, so that equal sets give equal schemas.
         chosen = [by_name.pop(name) for name in standard if name in by_name] + list(
             by_name.values()
         )
-        if len(asked) > len({column.name for column in asked}):
-            chosen = chosen + asked  # RaggedSchema names the duplicate
     schema = RaggedSchema(profile, vocab_size, chosen, (*ROOT_AXES[profile], *root_axes))
     check_standard(schema)
     return schema.to_arrow()
@@ -234,7 +238,19 @@ def packed_from_sample(schema: RaggedSchema) -> RaggedSchema:
 
     A root axis of one's own is there opened by the members: ``member_<axis>_counts`` says how many
     of its elements each member has.
+
+    Raises
+    ------
+    SchemaMismatchError
+        An own column or axis has a name that packing gives to one of its own (``RF-S008``,
+        ``RF-S006``).
     """
+    for name in (column.name for column in _PACKED_STRUCTURE if column.name != "input_ids"):
+        if name in schema:
+            raise SchemaMismatchError(
+                "a column of samples has a name that packing needs", code="RF-S008",
+                where=Where(column=name), expected="another name", got=name,
+            )  # fmt: skip
     own_axes = [axis for axis in schema.root_axes if axis not in ROOT_AXES["sample"]]
     counts = [Column(member_counts(axis), "member", _i32, opens=axis) for axis in own_axes]
     return RaggedSchema(
