@@ -1,0 +1,1 @@
+"""Adapters between engines or trainers and the format, one module each."""

@@ -1,0 +1,88 @@
+"""One generated choice as the shared part of the engine adapters takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ragged_format.errors import Where
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from ragged_format.adapters._values import LogProbs, Rows
+    from ragged_format.lists import Int64
+
+__all__ = ["Choice", "VersionSpan"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """The generated tokens ``[start, end)`` came from weights of this version."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice, its big fields as arrays.
+
+    Attributes
+    ----------
+    sample_id : str
+        Unique in the data set.
+    index : int
+        Of the choice in its response.
+    where : Where
+        Record number, and name if the record has one.
+    prompt_ids : (p,) int64
+        Context before the first generated token.
+    token_ids : (t,) int64
+        Generated tokens.
+    support : Rows, optional
+        Candidate set of each generated token; ``None`` if the engine gave none.
+    support_expected : bool
+        The response has the field, or the request asked for it, so that ``None`` means lost.
+    support_log_probs : Rows, optional
+        Log-probs parallel to `support`.
+    log_probs : LogProbs, optional
+        Of the generated tokens; ``None`` if the engine gave none.
+    log_probs_expected : bool
+        The request asked for log-probs.
+    requested_k : int, optional
+        Width of the top-K lists that the request asked for.
+    top_k : int, optional
+        Cut that the request asked for; ties make sets wider.
+    versions : list of VersionSpan
+        In order of their start.
+    routed_experts : (p + t - 1 - start, layers, k) int array, optional
+        Experts of each token forwarded, the first `routed_start` left out.
+    record_values : dict
+        Values of record columns by column name.
+    """
+
+    sample_id: str
+    index: int
+    where: Where
+    prompt_ids: Int64
+    token_ids: Int64
+    support: Rows | None = None
+    support_expected: bool = False
+    support_log_probs: Rows | None = None
+    log_probs: LogProbs | None = None
+    log_probs_expected: bool = False
+    requested_k: int | None = None
+    top_k: int | None = None
+    versions: list[VersionSpan] = field(default_factory=list)
+    routed_experts: npt.NDArray[Any] | None = None
+    routed_start: int = 0
+    record_values: Mapping[str, Any] = field(default_factory=dict)
+
+    def place(self, column: str, position: int | None = None) -> Where:
+        """Return where an element of one of the engine's fields is."""
+        field = f"choices[{self.index}].{column}"
+        return Where(self.where.file, row=self.where.row, column=field, position=position)

@@ -1,0 +1,247 @@
+"""Which columns a call gives: those asked for, or those that its records have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from ragged_format.adapters._targets import POLICIES, Policy
+from ragged_format.errors import ConversionError, Where
+from ragged_format.parse import parse_schema
+from ragged_format.profiles import REQUIRED, sample_schema, standard_column
+from ragged_format.schema import Column, LogProb, RaggedSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ragged_format.adapters._choice import Choice
+
+__all__ = [
+    "ALWAYS",
+    "FROM_RECORD",
+    "HEAD",
+    "LOG_PROB_MODES",
+    "ROUTED_EXPERTS",
+    "SUPPORT",
+    "SUPPORT_LOG_PROBS",
+    "Options",
+    "Wanted",
+    "make_options",
+]
+
+LogProbMode = Literal["processed", "raw"]
+LOG_PROB_MODES: dict[str, LogProb] = {
+    "processed": LogProb("processed", "support"),
+    "raw": LogProb("raw", "vocabulary"),
+}
+ALWAYS = ("group_id", "policy_version", "temperature", "finish_reason", "provenance")
+FROM_RECORD = ("rollout_id", "branch_index", "reward", "advantage", "env_name", "metrics")
+SUPPORT = ("candidate_counts", "candidate_ids")
+SUPPORT_LOG_PROBS = "candidate_log_probs"
+HEAD = ("topk_counts", "topk_ids", "topk_log_probs")
+ROUTED_EXPERTS = "routed_experts"
+GIVEN = frozenset({
+    *REQUIRED["sample"], *ALWAYS, *FROM_RECORD, *SUPPORT, SUPPORT_LOG_PROBS, *HEAD,
+    "rollout_log_probs", "target_flags", "policy_versions", ROUTED_EXPERTS,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a call, checked."""
+
+    vocab_size: int
+    mode: LogProb
+    schema: RaggedSchema | None
+    on_missing_support: Policy
+    on_invalid_support: Policy
+    on_missing_log_prob: Policy
+    heads: int | None
+    policy_version: Mapping[str, int] | int | None
+
+    def wanted(self, choices: Sequence[Choice]) -> Wanted:
+        """Return the columns asked for, or those that `choices` have."""
+        if self.schema is not None:
+            return Wanted(self, frozenset(self.schema.columns))
+        names = set(ALWAYS)
+        for choice in choices:
+            names.update(name for name in FROM_RECORD if name in choice.record_values)
+            lost = choice.support_expected and len(choice.token_ids)
+            if choice.support is not None or lost:
+                names.update(SUPPORT)
+            if choice.support_log_probs is not None:
+                names.add(SUPPORT_LOG_PROBS)
+            if choice.log_probs is not None or choice.log_probs_expected:
+                names.add("rollout_log_probs")
+            if self.heads != 0 and _has_head(choice):
+                names.update(HEAD)
+            if choice.routed_experts is not None:
+                names.add(ROUTED_EXPERTS)
+        return Wanted(self, frozenset(names))
+
+
+def _has_head(choice: Choice) -> bool:
+    # One entry is the sampled token itself.
+    counts = None if choice.log_probs is None else choice.log_probs.counts
+    return counts is not None and len(counts) > 0 and bool(counts.max() > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Columns of a call; those that depend on its values come last, in :meth:`schema`."""
+
+    options: Options
+    names: frozenset[str]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @property
+    def can_flag(self) -> bool:
+        """Whether the batch can have ``target_flags``."""
+        return self.options.schema is None or "target_flags" in self.names
+
+    def schema(
+        self, *, flagged: bool, mixed_versions: bool, experts: tuple[int, int] | None
+    ) -> RaggedSchema:
+        """Return the schema of the batch.
+
+        Raises
+        ------
+        ConversionError
+            A flag must be set and the columns asked for have no ``target_flags`` (``RF-A011``).
+        """
+        asked = self.options.schema
+        if asked is not None:
+            if flagged and "target_flags" not in self.names:
+                raise ConversionError(
+                    "a target must be flagged, and the columns asked for have no place for it",
+                    code="RF-A011", expected="column 'target_flags'", got=sorted(self.names),
+                    remedy="add 'target_flags' to the columns, or choose other policies",
+                )  # fmt: skip
+            return asked
+        names = set(self.names)
+        if flagged:
+            names.add("target_flags")
+        if mixed_versions:
+            names.add("policy_versions")
+        columns = _declare(sorted(names - {ROUTED_EXPERTS}), self.options.mode)
+        if experts is not None:
+            columns.append(experts_column(experts))
+        return parse_schema(sample_schema(vocab_size=self.options.vocab_size, columns=columns))
+
+
+def experts_column(shape: tuple[int, int]) -> Column:
+    """Return the declaration of the routed experts, (layers, experts per token)."""
+    return Column(ROUTED_EXPERTS, "token", pa.int16(), shape=shape, fill=-1)
+
+
+def _declare(columns: Iterable[str | Column], mode: LogProb) -> list[Column]:
+    """Return declarations, log-prob columns in `mode` unless they state one themselves."""
+    out = []
+    for column in columns:
+        if isinstance(column, str):
+            column = standard_column(column)
+            if column.log_prob is not None:
+                column = replace(column, log_prob=mode)
+        out.append(column)
+    return out
+
+
+def make_options(
+    *,
+    vocab_size: int | None,
+    columns: Iterable[str | Column] | None,
+    schema: pa.Schema | None,
+    logprobs_mode: str,
+    policies: Mapping[str, str],
+    on_error: str,
+    heads: int | None,
+    policy_version: Mapping[str, int] | int | None,
+) -> Options:
+    """Check options against each other.
+
+    Raises
+    ------
+    ConversionError
+        Options contradict each other or ask for what the engine does not give (``RF-A011``).
+    """
+    if logprobs_mode not in LOG_PROB_MODES:
+        raise ConversionError(
+            "log-probs are processed or raw", code="RF-A011",
+            expected=" or ".join(LOG_PROB_MODES), got=logprobs_mode,
+            remedy="name what the engine's --logprobs-mode says; logits are not converted",
+        )  # fmt: skip
+    mode = LOG_PROB_MODES[logprobs_mode]
+    for option, policy in policies.items():
+        # A token without log-prob is not explained by the full vocabulary.
+        allowed = [p for p in POLICIES if option != "on_missing_log_prob" or p != "full_vocab"]
+        if policy not in allowed:
+            raise ConversionError(
+                f"{option} names a policy", code="RF-A011", expected=", ".join(allowed), got=policy
+            )
+    if on_error not in ("raise", "skip"):
+        raise ConversionError(
+            "on_error names what to do with a bad record", code="RF-A011",
+            expected="raise, skip", got=on_error,
+        )  # fmt: skip
+    if heads is not None and heads < 0:
+        raise ConversionError(
+            "heads is a number of entries", code="RF-A011", expected=">= 0", got=heads
+        )
+    if schema is not None and columns is not None:
+        raise ConversionError(
+            "columns and schema say the same thing twice", code="RF-A011",
+            expected="one of columns=, schema=", got="both",
+        )  # fmt: skip
+    parsed = None
+    if schema is not None:
+        parsed = parse_schema(schema)
+        if parsed.profile != "sample" or vocab_size not in (None, parsed.vocab_size):
+            raise ConversionError(
+                "the schema is of samples with this vocabulary", code="RF-A011",
+                expected=f"profile 'sample', vocab_size {vocab_size}",
+                got=f"profile {parsed.profile!r}, vocab_size {parsed.vocab_size}",
+            )  # fmt: skip
+        vocab_size = parsed.vocab_size
+    elif vocab_size is None:
+        raise ConversionError(
+            "the size of the vocabulary must be known", code="RF-A011",
+            expected="vocab_size= or schema=", got=None,
+            remedy="pass the model's vocab_size (config.json), which can exceed the tokenizer's",
+        )  # fmt: skip
+    elif columns is not None:
+        declared = _declare(columns, mode)
+        parsed = parse_schema(sample_schema(vocab_size=vocab_size, columns=declared))
+    if parsed is not None:
+        _check_asked(parsed, mode)
+    if parsed is None:
+        sample_schema(vocab_size=vocab_size, columns=[])  # raises on a bad vocab_size
+    named = {option: POLICIES[POLICIES.index(p)] for option, p in policies.items()}
+    return Options(vocab_size, mode, parsed, heads=heads, policy_version=policy_version, **named)
+
+
+def _check_asked(schema: RaggedSchema, mode: LogProb) -> None:
+    for column in schema:
+        where = Where(column=column.name)
+        if column.name not in GIVEN:
+            raise ConversionError(
+                "the engine does not give this column", code="RF-A011", where=where,
+                expected=", ".join(sorted(GIVEN)), got=column.name,
+                remedy="leave it out, and add it to the converted samples later",
+            )  # fmt: skip
+        if column.log_prob is not None and column.log_prob.mode != mode.mode:
+            raise ConversionError(
+                "a column is declared in another log-prob mode than the call", code="RF-A007",
+                where=where, expected=mode.mode, got=column.log_prob.mode,
+                remedy="pass the logprobs_mode that the engine ran with; modes never mix",
+            )  # fmt: skip
+        if column.name == ROUTED_EXPERTS and (
+            column.axis != "token" or len(column.shape) != 2 or column.type != pa.int16()
+        ):
+            raise ConversionError(
+                "routed experts are int16 of shape (layers, k) on the token axis",
+                code="RF-A011", where=where, expected=experts_column((1, 1)), got=column,
+            )  # fmt: skip

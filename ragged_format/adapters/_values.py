@@ -1,0 +1,269 @@
+"""Engine values as flat arrays: id lists, nested rows, log-prob lists.
+
+Each function takes what ``json.loads`` gives, or arrays that a faster reader made already, and
+returns arrays. They are exact and complain about anything that is not what the engine documents;
+the readers of JSON text fall back to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ragged_format.errors import ConversionError, Where
+
+if TYPE_CHECKING:
+    from ragged_format.lists import Int64
+
+__all__ = [
+    "UNKNOWN_RANK",
+    "Bools",
+    "Entries",
+    "Floats",
+    "LogProbs",
+    "Rows",
+    "as_float_rows",
+    "as_ids",
+    "as_log_probs",
+    "as_rows",
+    "malformed",
+    "plain",
+]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+UNKNOWN_RANK = -1
+_ID_TEXT = "token_id:"
+
+
+class Rows(NamedTuple):
+    """A list of lists as flat values and counts.
+
+    Attributes
+    ----------
+    values : (t,) int64 or float64
+        All rows end to end.
+    counts : (n,) int64
+        Length of each row; 0 for a null row.
+    null : (n,) bool, optional
+        Rows that are null; ``None`` if none is.
+    """
+
+    values: npt.NDArray[Any]
+    counts: Int64
+    null: Bools | None = None
+
+
+class Entries(NamedTuple):
+    """Entries of top-K lists end to end.
+
+    Attributes
+    ----------
+    ids : (e,) int64
+    log_probs : (e,) float64
+        NaN where null.
+    null : (e,) bool
+        Entries whose log-prob is null.
+    ranks : (e,) int64
+        From 1; ``UNKNOWN_RANK`` where the engine gave none.
+    """
+
+    ids: Int64
+    log_probs: Floats
+    null: Bools
+    ranks: Int64
+
+
+class LogProbs(NamedTuple):
+    """The log-prob content of one choice.
+
+    Attributes
+    ----------
+    ids : (n,) int64, optional
+        Sampled tokens; ``None`` in text mode, which has no ids.
+    values : (n,) float64
+        Log-prob of the sampled token; NaN where null.
+    null : (n,) bool
+        Positions whose log-prob is null.
+    counts : (n,) int64
+        Entries of each top-K list; 0 in text mode.
+    entries : Entries
+        Of all lists end to end.
+    text_entries : int
+        Entries that name a token by its text only and are therefore lost.
+    """
+
+    ids: Int64 | None
+    values: Floats
+    null: Bools
+    counts: Int64
+    entries: Entries
+    text_entries: int = 0
+
+
+def malformed(what: str, where: Where, expected: object, got: object) -> NoReturn:
+    """Raise for a value that the engine's documentation does not allow (``RF-A002``)."""
+    shown = repr(got)
+    raise ConversionError(
+        what, code="RF-A002", where=where, expected=expected,
+        got=shown if len(shown) <= 200 else shown[:200] + " …",
+    )  # fmt: skip
+
+
+def as_ids(value: Any, where: Where) -> Int64:
+    """Return a list of token ids as (n,) int64."""
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        return value.astype(np.int64, copy=False)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        malformed("token ids are a list of integers", where, "a list", value)
+    return _integers(value, where)
+
+
+def _integers(values: Sequence[Any], where: Where) -> Int64:
+    # Exactly int: numpy would take true for 1 and truncate 1.5.
+    if set(map(type, values)) - {int}:
+        for position, item in enumerate(values):
+            if not isinstance(item, int | np.integer) or isinstance(item, bool):
+                place = Where(where.file, row=where.row, column=where.column, position=position)
+                malformed("a token id is an integer", place, "an integer", item)
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        malformed("a token id is below 2^63", where, "a token id", max(values, key=abs))
+
+
+def as_rows(value: Any, where: Where) -> Rows:
+    """Return nested id lists as rows.
+
+    Accepted: a bare list of lists (a row may be null); a mapping or object with nested
+    ``token_ids``; one with flat ``token_ids`` and ``offsets``.
+    """
+    if isinstance(value, Rows):
+        return value
+    if isinstance(value, Mapping):
+        ids, offsets = value.get("token_ids"), value.get("offsets")
+    elif hasattr(value, "token_ids"):
+        ids, offsets = value.token_ids, getattr(value, "offsets", None)
+    else:
+        ids, offsets = value, None
+    if isinstance(ids, Rows):
+        return ids
+    if offsets is not None:
+        return _from_offsets(as_ids(ids, where), as_ids(offsets, where), where)
+    lists, counts, null = _split(ids, where)
+    return Rows(_integers(list(chain.from_iterable(lists)), where), counts, null)
+
+
+def as_float_rows(value: Any, where: Where) -> Rows:
+    """Return nested lists of log-probs as rows of float64; null becomes NaN."""
+    if isinstance(value, Rows):
+        return value
+    lists, counts, null = _split(value, where)
+    return Rows(_floats(chain.from_iterable(lists), where), counts, null)
+
+
+def _split(value: Any, where: Where) -> tuple[list[Any], Int64, Bools | None]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        malformed("a candidate set per token", where, "a list of lists", value)
+    null = np.fromiter((row is None for row in value), bool, len(value))
+    lists = [() if row is None else row for row in value]
+    for position, row in enumerate(lists):
+        if not isinstance(row, list | tuple):
+            place = Where(where.file, row=where.row, column=where.column, position=position)
+            malformed("a candidate set per token", place, "a list or null", row)
+    counts = np.fromiter(map(len, lists), np.int64, len(lists))
+    return lists, counts, null if null.any() else None
+
+
+def _from_offsets(ids: Int64, offsets: Int64, where: Where) -> Rows:
+    counts = np.diff(offsets)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (counts < 0).any():
+        malformed(
+            "offsets rise from 0 to the number of ids", where,
+            f"0 … {len(ids)}, non-decreasing", offsets.tolist(),
+        )  # fmt: skip
+    return Rows(ids, counts)
+
+
+def as_log_probs(content: Any, where: Where) -> LogProbs:
+    """Return the ``content`` list of a choice's log-probs as arrays."""
+    if isinstance(content, LogProbs):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+        malformed("log-probs have a content list", where, "a list", content)
+    tops = []
+    for position, entry in enumerate(content):
+        top = entry.get("top_logprobs") if isinstance(entry, Mapping) else ()
+        if not isinstance(entry, Mapping) or not isinstance(top, list | tuple | None):
+            place = Where(where.file, row=where.row, column=where.column, position=position)
+            malformed("a log-prob entry per token", place, "an object", entry)
+        tops.append(top or ())
+    flat = list(chain.from_iterable(tops))
+    for entry in flat:
+        if not isinstance(entry, Mapping):
+            malformed("a top-K list has objects", where, "an object", entry)
+    values, null = _log_probs(content, where)
+    ids, entry_ids = _entry_ids(content, where), _entry_ids(flat, where)
+    if ids is None or entry_ids is None:
+        counts = np.zeros(len(content), np.int64)
+        none = Entries(counts[:0], values[:0], null[:0], counts[:0])
+        return LogProbs(ids, values, null, counts, none, len(flat))
+    counts = np.fromiter(map(len, tops), np.int64, len(tops))
+    ranks = [entry.get("rank") for entry in flat]
+    known = [UNKNOWN_RANK if rank is None else rank for rank in ranks]
+    entries = Entries(entry_ids, *_log_probs(flat, where), _integers(known, where))
+    return LogProbs(ids, values, null, counts, entries)
+
+
+def _entry_ids(entries: Sequence[Mapping[str, Any]], where: Where) -> Int64 | None:
+    """Return the ids of entries, or ``None`` if one has only its text."""
+    ids = []
+    for entry in entries:
+        id_ = entry.get("token_id")
+        if id_ is None:
+            text = entry.get("token")
+            # Older builds put the id into the text.
+            if not isinstance(text, str) or not text.startswith(_ID_TEXT):
+                return None
+            digits = text.removeprefix(_ID_TEXT)
+            if not (digits.isascii() and digits.isdigit()):
+                return None
+            id_ = int(digits)
+        ids.append(id_)
+    return _integers(ids, where)
+
+
+def _log_probs(entries: Iterable[Mapping[str, Any]], where: Where) -> tuple[Floats, Bools]:
+    raw = [entry.get("logprob") for entry in entries]
+    null = np.fromiter((value is None for value in raw), bool, len(raw))
+    return _floats(raw, where), null
+
+
+def _floats(values: Iterable[Any], where: Where) -> Floats:
+    return np.array([_float(value, where) for value in values], np.float64)
+
+
+def _float(value: Any, where: Where) -> float:
+    if value is None:
+        return float("nan")
+    if isinstance(value, int | float | np.floating) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    elif isinstance(value, str) and value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
+        return float(value)  # writers that refuse non-finite JSON numbers quote them
+    malformed("a log-prob is a number or null", where, "a number or null", value)
+
+
+def plain(value: Any) -> Any:
+    """Return arrays of a faster reader as the lists they were, for ``json.dumps(default=…)``."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    msg = f"not a JSON value: {value!r}"
+    raise TypeError(msg)
