@@ -6,6 +6,7 @@ disk, over HTTP and in memory. Start with :func:`sample_schema`, :class:`Writer`
 """
 
 from ragged_format.canonical import canonical
+from ragged_format.dataset import Dataset
 from ragged_format.digest import digest, record_digests, schema_digest
 from ragged_format.errors import (
     BrokenShardError,
@@ -21,6 +22,7 @@ from ragged_format.errors import (
     MissingEndOfStreamError,
     MissingShardError,
     NotRaggedError,
+    OutOfRangeError,
     PackingError,
     RaggedError,
     SchemaMismatchError,
@@ -30,14 +32,17 @@ from ragged_format.errors import (
     UnsupportedVersionError,
     Where,
 )
+from ragged_format.files import FileReader, FileWriter, read_file, write_file
 from ragged_format.messages import decode_message, encode_message
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import packed_schema, sample_schema, standard_column
 from ragged_format.ragged import concat, cut, join, select, select_targets, slice_axis, take
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import Axis, Column, LogProb, RaggedSchema
+from ragged_format.sources import Source, open_source, register_scheme
 from ragged_format.streams import StreamReader, StreamWriter, read_stream, write_stream
 from ragged_format.validate import validate
+from ragged_format.writer import Writer, sweep
 
 __version__ = "0.1.0"
 
@@ -48,8 +53,11 @@ __all__ = [
     "Column",
     "ConversionError",
     "CorruptError",
+    "Dataset",
     "DatasetExistsError",
     "DatasetNotFoundError",
+    "FileReader",
+    "FileWriter",
     "InvariantError",
     "LimitExceededError",
     "LogProb",
@@ -58,10 +66,12 @@ __all__ = [
     "MissingEndOfStreamError",
     "MissingShardError",
     "NotRaggedError",
+    "OutOfRangeError",
     "PackingError",
     "RaggedError",
     "RaggedSchema",
     "SchemaMismatchError",
+    "Source",
     "StateMismatchError",
     "StreamReader",
     "StreamWriter",
@@ -70,6 +80,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
     "Where",
+    "Writer",
     "canonical",
     "concat",
     "cut",
@@ -77,17 +88,22 @@ __all__ = [
     "digest",
     "encode_message",
     "join",
+    "open_source",
     "packed_schema",
     "parse_schema",
+    "read_file",
     "read_stream",
     "record_digests",
+    "register_scheme",
     "sample_schema",
     "schema_digest",
     "select",
     "select_targets",
     "slice_axis",
     "standard_column",
+    "sweep",
     "take",
     "validate",
+    "write_file",
     "write_stream",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ __all__ = [
     "decode",
     "iter_batches",
     "verify_content",
+    "with_schema",
 ]
 
 Validation: TypeAlias = Literal["full", "structural", "off"]
@@ -86,6 +88,25 @@ def iter_batches(data: Batches) -> Iterator[pa.RecordBatch]:
                     got=type(part).__name__, remedy="convert it with rf.canonical(data, schema)",
                 )  # fmt: skip
             yield from iter_batches(part)
+
+
+def with_schema(
+    data: Batches, schema: pa.Schema | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema, by default that of the first batch, and all batches."""
+    parts = iter_batches(data)
+    if schema is None:
+        schema = getattr(data, "schema", None)
+    if schema is None:
+        first = next(parts, None)
+        if first is None:
+            raise SchemaMismatchError(
+                "no batches without a schema", expected="at least one batch, or schema=",
+                got="no batches",
+            )  # fmt: skip
+        schema = first.schema
+        parts = chain((first,), parts)
+    return schema, parts
 
 
 def conform(batch: pa.RecordBatch, known: KnownSchema, where: Where) -> pa.RecordBatch:

@@ -24,6 +24,7 @@ __all__ = [
     "MissingEndOfStreamError",
     "MissingShardError",
     "NotRaggedError",
+    "OutOfRangeError",
     "PackingError",
     "RaggedError",
     "SchemaMismatchError",
@@ -262,6 +263,12 @@ class LimitExceededError(RaggedError, ValueError):
     """The input is larger than a configured limit or than a format limit."""
 
     code = "RF-L001"
+
+
+class OutOfRangeError(LimitExceededError, IndexError):
+    """An index lies outside the data."""
+
+    code = "RF-L002"
 
 
 class StateMismatchError(RaggedError, ValueError):

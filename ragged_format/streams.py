@@ -17,12 +17,10 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
-from ragged_format.atomic import create, open_binary
 from ragged_format.byte_source import Message, byte_source, describe, next_message
 from ragged_format.decoding import (
     Batches,
@@ -31,8 +29,8 @@ from ragged_format.decoding import (
     check_trailer,
     conform,
     decode,
-    iter_batches,
     verify_content,
+    with_schema,
 )
 from ragged_format.digest import digest
 from ragged_format.errors import (
@@ -41,11 +39,11 @@ from ragged_format.errors import (
     MissingEndOfStreamError,
     NotRaggedError,
     RaggedError,
-    SchemaMismatchError,
     TruncatedError,
     Where,
 )
 from ragged_format.known_schemas import KnownSchema, known_schema, read_schema_message
+from ragged_format.local_files import create, open_binary
 from ragged_format.messages import (
     CONTINUATION,
     END_OF_STREAM,
@@ -221,15 +219,7 @@ def write_stream(
       got:      end of data
       remedy:   fetch it again; its writer or the transport stopped early
     """
-    parts = iter_batches(batches)
-    if schema is None:
-        first = next(parts, None)
-        if first is None:
-            raise SchemaMismatchError(
-                "a stream of no batches needs a schema", expected="schema=", got="no batches"
-            )
-        schema = first.schema
-        parts = chain((first,), parts)
+    schema, parts = with_schema(batches, schema)
     with StreamWriter(sink, schema, validate=validate) as writer:
         for batch in parts:
             writer.write(batch)

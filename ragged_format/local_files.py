@@ -1,17 +1,33 @@
-"""Files that appear whole or not at all."""
+"""Local files that appear whole or not at all, and paths that may be given as URLs."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit
 
-from ragged_format.errors import DatasetNotFoundError, NotRaggedError, Where
+from ragged_format.errors import (
+    DatasetNotFoundError,
+    NotRaggedError,
+    UnsupportedFeatureError,
+    Where,
+)
 
-__all__ = ["TEMPORARY_MARK", "create", "open_binary", "publish", "sync_directory", "temporary_name"]
+__all__ = [
+    "TEMPORARY_MARK",
+    "create",
+    "local_path",
+    "open_binary",
+    "publish",
+    "scheme_of",
+    "sync_directory",
+    "temporary_name",
+]
 
 # Part of the name of every file that is not finished. Readers ignore such files.
 TEMPORARY_MARK = ".tmp-"
@@ -84,3 +100,30 @@ def open_binary(path: Path) -> IO[bytes]:
             "the path is a directory, not a file", where=Where(file=str(path)), expected="a file",
             got="a directory", remedy="open a dataset with rf.Dataset or rf.open_source",
         ) from err  # fmt: skip
+
+
+def scheme_of(url: str) -> str | None:
+    """Return the scheme of a URL, ``None`` for a plain path."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    return match.group(1).lower() if match else None
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    """Return the path that a path or a ``file://`` URL names.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        The URL has another scheme, or names another host.
+    """
+    text = os.fspath(place)
+    scheme = scheme_of(text)
+    if scheme is None:
+        return Path(text)
+    parts = urlsplit(text)
+    if scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise UnsupportedFeatureError(
+            "the place is not on this machine", expected="a path or file:///path", got=text,
+            remedy="open it with rf.open_source, which knows the registered schemes",
+        )  # fmt: skip
+    return Path(unquote(parts.path))

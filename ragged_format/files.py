@@ -1,0 +1,457 @@
+"""Hot files: Arrow IPC files, uncompressed, for memory mapping and random access.
+
+Byte layout: that of an Arrow IPC file (``ARROW1``, two zero bytes, a stream as in
+:mod:`ragged_format.streams` up to and including its end-of-stream mark, the footer, its size as
+little-endian int32, ``ARROW1``). The last record batch that the footer lists is the trailer.
+Buffers are aligned to 8 bytes and not compressed; a reader accepts compressed ones, at the cost of
+a copy.
+
+Files are immutable: they are written under a temporary name (``….tmp-…``), made durable and
+renamed, so that a path holds the old file or the whole new one, and whoever has the old one mapped
+keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from ragged_format.byte_source import BufferSource, Message, describe, next_message
+from ragged_format.decoding import (
+    Batches,
+    Projection,
+    Validation,
+    check_trailer,
+    conform,
+    decode,
+    verify_content,
+    with_schema,
+)
+from ragged_format.digest import digest
+from ragged_format.errors import (
+    CorruptError,
+    LimitExceededError,
+    NotRaggedError,
+    RaggedError,
+    TruncatedError,
+    Where,
+)
+from ragged_format.known_schemas import KnownSchema, known_schema, read_schema_message
+from ragged_format.local_files import open_binary, publish, temporary_name
+from ragged_format.messages import MAX_MESSAGE_BYTES, blocks_of, check_arrays, rows_of
+from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
+from ragged_format.validate import validate_batch
+
+if TYPE_CHECKING:
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["FileReader", "FileWriter", "read_file", "write_file"]
+
+MAGIC = b"ARROW1"
+# After the footer: its size and the magic.
+_TAIL = 4 + len(MAGIC)
+# Decoded batches that a reader keeps for random access; each is a few kilobytes of views.
+_KEPT = 256
+
+
+class FileWriter:
+    """Write one hot file, batch by batch.
+
+    Use it as a context manager: leaving the block writes the trailer and publishes the file under
+    its name, durably, unless an exception leaves it; then nothing remains.
+
+    Parameters
+    ----------
+    path : path
+        Final name. An existing file is replaced when the new one is complete.
+    schema : pyarrow.Schema
+        Schema of this format.
+    validate : {"full", "structural", "off"}
+        What is checked of every batch before it is written. Arrow's own validity always is.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
+    ) -> None:
+        self.path = Path(path)
+        self._known = known_schema(schema)
+        self._validate: Validation = validate
+        self._tally = Tally()
+        self.trailer: Trailer | None = None
+        self._temporary = temporary_name(self.path)
+        self._file = pa.OSFile(os.fspath(self._temporary), "wb")
+        self._writer = pa.ipc.new_file(self._file, self._known.schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written so far."""
+        return int(self._file.tell())
+
+    def write(
+        self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None
+    ) -> None:
+        """Write one batch; parameters and errors as :meth:`StreamWriter.write`."""
+        where = Where(file=str(self.path), batch=len(self._tally.rows_per_batch))
+        batch = conform(batch, self._known, where)
+        try:
+            check_arrays(batch)
+            if self._validate != "off":
+                validate_batch(batch, self._known.ragged, self._validate, where)
+        except RaggedError as err:
+            raise err.at(where) from err.__cause__
+        own = user_metadata(metadata) if metadata else {}
+        content = digest(batch)
+        self._writer.write_batch(batch, custom_metadata=batch_metadata(content, own))
+        self._tally.add(content, batch.num_rows, own)
+
+    def close(self) -> Trailer:
+        """Write the trailer, publish the file, once, and return the trailer."""
+        if self.trailer is None:
+            try:
+                trailer = self._tally.trailer(self._known.digest)
+                empty = pa.RecordBatch.from_pylist([], schema=self._known.schema)
+                self._writer.write_batch(empty, custom_metadata=trailer.to_metadata())
+                self._writer.close()
+                self._file.close()
+                publish(self._temporary, self.path)
+            except BaseException:
+                self.abort()
+                raise
+            self.trailer = trailer
+        return self.trailer
+
+    def abort(self) -> None:
+        """Remove what was written; does nothing after :meth:`close`."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    batches: Batches,
+    schema: pa.Schema | None = None,
+    *,
+    validate: Validation = "off",
+) -> Trailer:
+    """Write batches as one hot file and return its trailer.
+
+    Guarantees: the path holds the old file or the whole, durable new one.
+
+    Parameters
+    ----------
+    path : path
+        Name of the file, by convention ``….arrow``.
+    batches : iterable of RecordBatch or Table, or one of these
+        Become the batches of the file as they are: see :class:`ragged_format.Writer` for one that
+        re-batches. None at all needs `schema`.
+    schema : pyarrow.Schema, optional
+        Defaults to that of the first batch.
+    validate : {"full", "structural", "off"}
+        What is checked of every batch before it is written. Arrow's own validity always is.
+    """
+    schema, parts = with_schema(batches, schema)
+    with FileWriter(path, schema, validate=validate) as writer:
+        for batch in parts:
+            writer.write(batch)
+    return writer.close()
+
+
+class FileReader:
+    """A hot file, memory-mapped: batches are views of the mapping.
+
+    Opening reads the footer, the schema and the trailer only. The mapping lives as long as any
+    batch of it. Pickles as its path and options.
+
+    Attributes
+    ----------
+    path : Path
+    trailer : Trailer
+    num_rows, num_batches : int
+    rows_per_batch : tuple of int
+    is_random_access : bool
+        True.
+    """
+
+    is_random_access = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        verify: bool = True,
+        validate: Validation = "off",
+    ) -> None:
+        self.path = Path(path)
+        self._options: dict[str, Any] = {
+            "columns": columns, "verify": verify, "validate": validate,
+        }  # fmt: skip
+        self._verify = verify
+        self._validate: Validation = validate
+        self._kept: dict[int, tuple[pa.RecordBatch, dict[bytes, bytes]]] = {}
+        try:
+            self._open()
+            self._projection = Projection(self._known.ragged, self._known.schema, columns)
+        except RaggedError as err:
+            raise err.at(Where(file=str(self.path))) from err.__cause__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(FileReader, **self._options), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"FileReader({str(self.path)!r}, rows={self.num_rows}, batches={self.num_batches})"
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the batches that are returned."""
+        return self._projection.schema
+
+    @property
+    def ragged_schema(self) -> RaggedSchema:
+        """Declarations of the batches that are returned."""
+        return self._projection.ragged
+
+    @property
+    def num_rows(self) -> int:
+        """Number of records."""
+        return self.trailer.rows
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches, the trailer not counted."""
+        return self.trailer.batches
+
+    @property
+    def rows_per_batch(self) -> tuple[int, ...]:
+        """Records of every batch."""
+        return self.trailer.rows_per_batch
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one batch, a view of the file.
+
+        When it is first asked for, its arrays are checked, and its digest if the reader verifies.
+
+        Raises
+        ------
+        LimitExceededError
+            There is no such batch (``RF-L002``).
+        ChecksumError, CorruptError, InvariantError
+        """
+        return self._projection.apply(self._load(index)[0])
+
+    def metadata(self, index: int) -> dict[bytes, bytes]:
+        """Return the custom metadata that the writer gave to a batch."""
+        return dict(self._load(index)[1])
+
+    def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all batches, with these columns only if some are named.
+
+        A reader that verifies compares each batch with its digest, and the whole with the trailer
+        before the iteration ends.
+        """
+        projection = Projection(self.ragged_schema, self.schema, columns)
+        return map(projection.apply, map(self._projection.apply, self.scan(verify=self._verify)))
+
+    def verify(self) -> Trailer:
+        """Read everything, compare it with all digests, and return the trailer."""
+        for _ in self.scan():
+            pass
+        return self.trailer
+
+    def scan(self, *, verify: bool = True) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all batches with all columns, nothing kept."""
+        tally = Tally()
+        for index in range(self.num_batches):
+            yield self._decode(index, tally, verify=verify)[0]
+        try:
+            check_trailer(self.trailer, self._known, tally, verify=verify)
+        except RaggedError as err:
+            raise err.at(Where(file=str(self.path))) from err.__cause__
+
+    def _load(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        if not 0 <= index < self.num_batches:
+            raise LimitExceededError(
+                "there is no such batch", code="RF-L002", where=Where(file=str(self.path)),
+                expected=f"0 <= index < {self.num_batches}", got=index,
+            )  # fmt: skip
+        loaded = self._kept.get(index)
+        if loaded is None:
+            loaded = self._decode(index, Tally(), verify=self._verify)
+            if len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[index] = loaded
+        return loaded
+
+    def _decode(
+        self, index: int, tally: Tally, *, verify: bool
+    ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+        try:
+            message = self._message(index)
+            limit = max(MAX_MESSAGE_BYTES, message.header.body_bytes)
+            batch = decode(message, self._known, max_bytes=limit)
+            metadata = verify_content(
+                batch, self._known, message, tally, verify=verify, validate=self._validate
+            )
+            if batch.num_rows != self.rows_per_batch[index]:
+                raise CorruptError(
+                    "a batch has not the records that the trailer states",
+                    expected=self.rows_per_batch[index], got=batch.num_rows,
+                )  # fmt: skip
+        except RaggedError as err:
+            raise err.at(Where(file=str(self.path), batch=index)) from err.__cause__
+        return batch, metadata
+
+    def _message(self, index: int) -> Message:
+        offset, size = self._blocks[index]
+        source = BufferSource(self._buffer.slice(offset, size))
+        message = next_message(source, source.read(8), max_bytes=size)
+        if message is None or source.position != size:
+            raise CorruptError(
+                "the footer does not fit a message", expected=f"{size} bytes", got=source.position
+            )
+        return message
+
+    def _open(self) -> None:
+        with open_binary(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise TruncatedError("the file is empty", expected="an Arrow IPC file", got="no bytes")
+        self._buffer = pa.memory_map(os.fspath(self.path)).read_buffer()
+        head = self._buffer[:8].to_pybytes()
+        if not head.startswith(MAGIC[: len(head)]):
+            raise NotRaggedError(
+                "the file is not an Arrow IPC file", expected=MAGIC.decode(), got=describe(head),
+                remedy="open it with rf.open_source, or import it",
+            )  # fmt: skip
+        tail = self._buffer[-_TAIL:].to_pybytes()
+        footer_size = int.from_bytes(tail[:4], "little", signed=True)
+        start = size - _TAIL - footer_size
+        if size < 8 + _TAIL or tail[4:] != MAGIC or footer_size <= 0 or start < 8:
+            raise TruncatedError(
+                "the file does not end with its footer",
+                expected=f"the footer, its size and {MAGIC.decode()}", got=tail.hex(" "),
+                remedy="fetch it again; its writer or the transport stopped early",
+            )  # fmt: skip
+        footer = self._buffer.slice(start, footer_size)
+        try:
+            shown = pa.ipc.open_file(self._buffer).schema
+        except (pa.ArrowException, OSError) as err:
+            raise CorruptError(
+                "Arrow cannot read the footer", expected="an Arrow IPC file", got=str(err)
+            ) from err
+        self._blocks = blocks_of(memoryview(footer).cast("B"))
+        for offset, length in self._blocks:
+            if not 8 <= offset <= offset + length <= start or offset % 8:
+                raise CorruptError(
+                    "the footer points outside the file",
+                    expected=f"8 to {start}, in eights", got=(offset, offset + length),
+                )  # fmt: skip
+        self._known = self._read_schema(start)
+        if not shown.equals(self._known.schema, check_metadata=True):
+            raise CorruptError("the schemas of file and footer differ", expected=self._known.schema,
+                               got=shown)  # fmt: skip
+        self.trailer = self._read_trailer()
+
+    def _read_schema(self, end: int) -> KnownSchema:
+        source = BufferSource(self._buffer.slice(8, end - 8))
+        message = next_message(source, source.read(8), max_bytes=end)
+        if message is None:
+            raise CorruptError("the file has no schema", expected="a schema", got="the end")
+        return read_schema_message(message.buffer.to_pybytes())
+
+    def _read_trailer(self) -> Trailer:
+        trailer = None
+        if self._blocks:
+            message = self._message(len(self._blocks) - 1)
+            trailer = Trailer.from_metadata(message.header.metadata)
+        if trailer is None:
+            raise TruncatedError(
+                "the file has no trailer: its writer is not of this format",
+                expected="the trailer as last batch", got=f"{len(self._blocks)} batches",
+                remedy="import data of other writers",
+            )  # fmt: skip
+        facts = [
+            ("rows of the trailer", 0, rows_of(message.flatbuffer, message.header)),
+            ("batches", trailer.batches, len(self._blocks) - 1),
+            ("schema digest", trailer.schema_digest, self._known.digest),
+        ]
+        for what, expected, got in facts:
+            if expected != got:
+                raise CorruptError(
+                    f"the {what} are not what the trailer states", expected=expected, got=got
+                )
+        return trailer
+
+
+def read_file(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    verify: bool = True,
+    validate: Validation = "off",
+) -> FileReader:
+    """Open a hot file: iterate over it, or take batches by index.
+
+    Guarantees: the file is memory-mapped and batches are views of it; nothing is read before it is
+    asked for, except the footer, the schema and the trailer.
+
+    Parameters
+    ----------
+    path : path
+        A file of :func:`write_file`, or a shard of a dataset.
+    columns : sequence of str, optional
+        Columns to return; the counts that their axes need come with them.
+    verify : bool
+        Compare every batch with its digest before it is returned.
+    validate : {"off", "structural", "full"}
+        Invariants to check besides.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        The path does not exist (``RF-C008``).
+    NotRaggedError
+        Not an Arrow file, or one without this format's metadata (``RF-S001``).
+    TruncatedError
+        The footer or the trailer is missing (``RF-C002``).
+    ChecksumError, CorruptError
+        Content differs from its digest (``RF-C004``), or the bytes are malformed (``RF-C001``).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa
+    >>> from ragged_format import sample_schema
+    >>> schema = sample_schema(vocab_size=10, columns=[])
+    >>> row = {"sample_id": "a", "input_ids": [1, 2], "completion_mask": [0, 1]}
+    >>> batch = pa.RecordBatch.from_pylist([row], schema=schema)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trailer = write_file(f"{folder}/a.arrow", [batch, batch])
+    ...     file = read_file(f"{folder}/a.arrow")
+    >>> file.num_rows, file.batch(1).equals(batch)
+    (2, True)
+    """
+    return FileReader(path, columns=columns, verify=verify, validate=validate)

@@ -1,0 +1,201 @@
+"""The shards of one manifest: opened when first needed, checked against it, addressed by record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ragged_format.decoding import Projection, conform
+from ragged_format.errors import (
+    BrokenShardError,
+    CorruptError,
+    DatasetNotFoundError,
+    MissingShardError,
+    NotRaggedError,
+    SchemaMismatchError,
+    Where,
+)
+from ragged_format.files import FileReader
+from ragged_format.lists import Int64, offsets_of
+from ragged_format.ragged import concat
+
+if TYPE_CHECKING:
+    from ragged_format.manifest import Manifest, Shard
+
+__all__ = ["Place", "ShardReader", "Snapshot", "resized"]
+
+
+class Place(NamedTuple):
+    """Where a record lies: shard, batch within it, row within that."""
+
+    shard: int
+    batch: int
+    row: int
+
+
+class ShardReader:
+    """One shard that is the one that the manifest lists.
+
+    Raises
+    ------
+    MissingShardError
+        The file is not there (``RF-C006``).
+    BrokenShardError
+        Its size, rows or digest are not those listed, or it cannot be opened (``RF-C005``).
+    """
+
+    def __init__(self, directory: Path, shard: Shard, manifest: Manifest, *, verify: bool) -> None:
+        self.path = directory / shard.name
+        self._known = manifest.known
+        where = Where(file=str(self.path))
+        try:
+            self._check("size in bytes", shard.bytes, self.path.stat().st_size)
+            self._file = FileReader(self.path, verify=verify)
+        except (FileNotFoundError, DatasetNotFoundError) as err:
+            raise MissingShardError(
+                "a shard that the manifest lists is not there", where=where, expected=shard.name,
+                got="no file", remedy="restore the file, or open the dataset anew if it was swept",
+            ) from err  # fmt: skip
+        except (CorruptError, NotRaggedError, SchemaMismatchError) as err:
+            if isinstance(err, BrokenShardError):
+                raise
+            raise BrokenShardError(
+                f"a shard cannot be opened: {err.what}", where=where, expected=err.expected,
+                got=err.got, remedy="restore the file from a copy",
+            ) from err  # fmt: skip
+        self._check("number of records", shard.rows, self._file.num_rows)
+        self._check("digest", shard.digest, self._file.trailer.digest)
+        self.bounds: Int64 = offsets_of(np.array(self._file.rows_per_batch, np.int64))
+
+    def _check(self, what: str, expected: object, got: object) -> None:
+        if expected != got:
+            raise BrokenShardError(
+                f"the {what} of a shard is not what the manifest lists",
+                where=Where(file=str(self.path)), expected=expected, got=got,
+                remedy="restore the file from a copy",
+            )  # fmt: skip
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one batch under the dataset's schema, a view."""
+        return conform(self._file.batch(index), self._known, Where(str(self.path), index))
+
+    def batches(self, *, verify: bool = False) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all batches under the dataset's schema."""
+        scan = self._file.scan() if verify else map(self._file.batch, range(len(self.bounds) - 1))
+        for index, batch in enumerate(scan):
+            yield conform(batch, self._known, Where(str(self.path), index))
+
+
+class Snapshot:
+    """All shards of one manifest.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the shards lie.
+    manifest : Manifest
+        What they are.
+    verify : bool
+        Compare every batch with its digest when it is first used.
+    opened : dict of str to ShardReader, optional
+        Readers of an earlier snapshot; those that this one lists are used again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        verify: bool,
+        opened: dict[str, ShardReader] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.bounds: Int64 = offsets_of(np.array([s.rows for s in manifest.shards], np.int64))
+        self._verify = verify
+        listed = {shard.name for shard in manifest.shards}
+        self.opened = {name: r for name, r in (opened or {}).items() if name in listed}
+
+    def reader(self, number: int) -> ShardReader:
+        """Return the reader of one shard, opening it the first time."""
+        shard = self.manifest.shards[number]
+        reader = self.opened.get(shard.name)
+        if reader is None:
+            reader = ShardReader(self.directory, shard, self.manifest, verify=self._verify)
+            self.opened[shard.name] = reader
+        return reader
+
+    def place(self, position: int) -> Place:
+        """Return where a record lies."""
+        number = int(np.searchsorted(self.bounds, position, side="right")) - 1
+        row = position - int(self.bounds[number])
+        bounds = self.reader(number).bounds
+        batch = int(np.searchsorted(bounds, row, side="right")) - 1
+        return Place(number, batch, row - int(bounds[batch]))
+
+    def where(self, position: int, column: str) -> Where:
+        """Return the place of a record for an error."""
+        place = self.place(position)
+        return Where(str(self.reader(place.shard).path), place.batch, place.row, column)
+
+    def record(self, position: int) -> pa.RecordBatch:
+        """Return one record, a view."""
+        place = self.place(position)
+        return self.reader(place.shard).batch(place.batch).slice(place.row, 1)
+
+    def take(self, positions: Int64, projection: Projection) -> pa.RecordBatch:
+        """Return records in the order of `positions`; only their batches are touched."""
+        order = np.argsort(positions, kind="stable")
+        ordered = positions[order]
+        parts = []
+        cuts = np.searchsorted(ordered, self.bounds)
+        for number in np.flatnonzero(np.diff(cuts)).tolist():
+            rows = ordered[cuts[number] : cuts[number + 1]] - self.bounds[number]
+            reader = self.reader(number)
+            inner = np.searchsorted(rows, reader.bounds)
+            for index in np.flatnonzero(np.diff(inner)).tolist():
+                picked = rows[inner[index] : inner[index + 1]] - reader.bounds[index]
+                parts.append(_pick(projection.apply(reader.batch(index)), picked))
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=projection.schema)
+        joined = concat(parts)
+        if (order[1:] > order[:-1]).all():
+            return joined
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return joined.take(pa.array(back))
+
+    def batches(self, projection: Projection, *, verify: bool) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all batches as they are stored, views."""
+        for number in range(len(self.manifest.shards)):
+            for batch in self.reader(number).batches(verify=verify):
+                yield projection.apply(batch)
+
+
+def _pick(batch: pa.RecordBatch, rows: Int64) -> pa.RecordBatch:
+    first, count = int(rows[0]), len(rows)
+    if int(rows[-1]) - first == count - 1 and (np.diff(rows) == 1).all():
+        return batch.slice(first, count)
+    return batch.take(pa.array(rows))
+
+
+def resized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """Return the same records in batches of `size`, the last one excepted."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, size - rows)
+            start += part.num_rows
+            rows += part.num_rows
+            pending.append(part)
+            if rows == size:
+                yield concat(pending)
+                pending, rows = [], 0
+    if pending:
+        yield concat(pending)

@@ -1,0 +1,158 @@
+"""One door for every place that records come from: directory, file, stream, and schemes to come."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from ragged_format.byte_source import ZSTD_MAGIC, describe
+from ragged_format.dataset import Dataset
+from ragged_format.errors import (
+    DatasetNotFoundError,
+    NotRaggedError,
+    TruncatedError,
+    UnsupportedFeatureError,
+    Where,
+)
+from ragged_format.files import MAGIC, FileReader
+from ragged_format.local_files import local_path, open_binary, scheme_of
+from ragged_format.messages import CONTINUATION
+from ragged_format.streams import StreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["Source", "open_source", "register_scheme"]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What every source of records offers.
+
+    A source with random access (``is_random_access``) knows its ``num_rows`` and can be iterated
+    again and again; a stream knows its rows at the end only (None) and is read once.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the batches."""
+        ...
+
+    @property
+    def ragged_schema(self) -> RaggedSchema:
+        """Declarations of the batches."""
+        ...
+
+    @property
+    def num_rows(self) -> int | None:
+        """Number of records, if known."""
+        ...
+
+    @property
+    def is_random_access(self) -> bool:
+        """Whether batches can be read in any order, and again."""
+        ...
+
+    def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all records in batches."""
+        ...
+
+
+Opener = Callable[[str], Source]
+_openers: dict[str, Opener] = {}
+
+
+def register_scheme(scheme: str, opener: Opener) -> None:
+    """Let :func:`open_source` open URLs of a further scheme; a second call replaces the first.
+
+    Parameters
+    ----------
+    scheme : str
+        What stands before ``://``, for instance "s3".
+    opener : callable
+        Takes the whole URL, returns a :class:`Source`.
+    """
+    _openers[scheme.lower()] = opener
+
+
+def open_source(source: Any) -> Source:
+    """Return the source of records at a place, whatever it is.
+
+    What a file is follows from its first bytes, not from its name. Content of files and streams is
+    verified while it is read; a dataset is opened as :class:`ragged_format.Dataset` opens it.
+
+    Parameters
+    ----------
+    source : path, URL, ``"-"`` or binary file object
+        A directory is a dataset; a file is an Arrow file or stream of this format; ``"-"`` is a
+        stream on standard input; a file object is a stream.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        There is nothing at that place (``RF-C008``).
+    NotRaggedError
+        What is there is not of this format (``RF-S001``).
+    UnsupportedFeatureError
+        The scheme of the URL is not registered (``RF-V002``).
+
+    Examples
+    --------
+    >>> open_source("gopher://host/data")
+    Traceback (most recent call last):
+    ...
+    ragged_format.errors.UnsupportedFeatureError: [RF-V002] URLs of this scheme cannot be opened
+      expected: a path, or one of file://
+      got:      gopher://host/data
+      remedy:   register an opener with rf.register_scheme, or copy the data here
+    """
+    if hasattr(source, "read"):
+        return StreamReader(source)
+    text = os.fspath(source)
+    if text == "-":
+        return StreamReader(sys.stdin.buffer)
+    scheme = scheme_of(text)
+    if scheme not in (None, "file"):
+        opener = _openers.get(str(scheme))
+        if opener is None:
+            known = ", ".join(f"{name}://" for name in sorted({"file", *_openers}))
+            raise UnsupportedFeatureError(
+                "URLs of this scheme cannot be opened", expected=f"a path, or one of {known}",
+                got=text,
+                remedy="register an opener with rf.register_scheme, or copy the data here",
+            )  # fmt: skip
+        return opener(text)
+    return _open_local(local_path(text))
+
+
+def _open_local(path: Path) -> Source:
+    if path.is_dir():
+        return Dataset(path)
+    if not path.exists():
+        raise DatasetNotFoundError(
+            "there is nothing at this place", where=Where(file=str(path)),
+            expected="a dataset directory, an Arrow file or a stream", got="nothing",
+        )  # fmt: skip
+    if not path.is_file():
+        return StreamReader(path)  # a pipe: its first bytes can be read once only
+    with open_binary(path) as file:
+        head = file.read(8)
+    if head.startswith(MAGIC):
+        return FileReader(path)
+    if head.startswith((CONTINUATION, ZSTD_MAGIC)):
+        return StreamReader(path)
+    if not head:
+        raise TruncatedError(
+            "the file is empty", where=Where(file=str(path)), expected="an Arrow file or stream",
+            got="no bytes",
+        )  # fmt: skip
+    raise NotRaggedError(
+        "the file is neither an Arrow file nor an Arrow stream", where=Where(file=str(path)),
+        expected="an Arrow IPC file or stream of this format", got=describe(head),
+        remedy="import it: ragged convert --help",
+    )  # fmt: skip

@@ -1,0 +1,414 @@
+"""Write datasets: shards of even batches, one atomic commit, and the removal of what is left over.
+
+Names: shards are ``shard-<writer>-<number>.arrow``, where ``<writer>`` is 16 random hexadecimal
+digits; files that are not finished have ``.tmp-`` in their name; ``writer-<writer>.lock`` is held
+(``flock``) as long as the writer lives, which tells :func:`sweep` that its files are not left over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ragged_format.canonical import require_same
+from ragged_format.decoding import Batches, Validation, conform, iter_batches
+from ragged_format.digest import canonical_json
+from ragged_format.errors import (
+    DatasetExistsError,
+    DatasetNotFoundError,
+    MissingShardError,
+    RaggedError,
+    SchemaMismatchError,
+    Where,
+)
+from ragged_format.files import FileWriter
+from ragged_format.known_schemas import known_schema
+from ragged_format.local_files import TEMPORARY_MARK, local_path
+from ragged_format.manifest import (
+    MANIFEST_NAME,
+    SHARD_SUFFIX,
+    Manifest,
+    Shard,
+    locked,
+    read_manifest,
+    write_manifest,
+)
+from ragged_format.messages import check_arrays, decode_message, encode_message
+from ragged_format.ragged import concat
+from ragged_format.validate import validate_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Writer", "sweep"]
+
+Mode = Literal["error", "append", "overwrite"]
+MODES: tuple[Mode, ...] = ("error", "append", "overwrite")
+
+BATCH_ROWS = 1024
+BATCH_BYTES = 32 << 20
+SHARD_BYTES = 1 << 30
+# Readers that opened a snapshot before a commit may open its shards this long after it.
+GRACE_S = 24 * 3600.0
+
+
+class Writer:
+    """Write records into a dataset; leaving the block commits them, all or none.
+
+    Use it as a context manager. Until the commit no reader sees anything; an exception that leaves
+    the block, or a crash, commits nothing. Several writers may append at the same time.
+
+    Guarantees: what was committed is durable. Memory is bounded by about two batches; what is
+    pending is copied where it would keep a much larger parent alive.
+
+    Parameters
+    ----------
+    path : path or ``file://`` URL
+        Directory of the dataset, created if need be.
+    schema : pyarrow.Schema
+        Schema of this format.
+    mode : {"error", "append", "overwrite"}
+        What to do with a dataset that is there: refuse, add shards, or replace its list of shards.
+        Readers of a replaced dataset keep their snapshot; :func:`sweep` removes old shards later.
+    validate : {"full", "structural", "off"}
+        What is checked of everything that is written. Arrow's own validity always is.
+    batch_rows, batch_bytes : int
+        Records and bytes of a stored batch, whichever comes first.
+    max_shard_bytes : int
+        A shard that has reached this size is closed.
+    lineage : mapping, optional
+        JSON values that say where the data comes from; appending adds its keys to those there.
+
+    Raises
+    ------
+    DatasetExistsError
+        Mode "error", and there is a dataset (``RF-C009``).
+    SchemaMismatchError
+        Mode "append", and the dataset has another schema identity (``RF-S010``).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa
+    >>> from ragged_format import Dataset, sample_schema
+    >>> schema = sample_schema(vocab_size=10, columns=[])
+    >>> row = {"sample_id": "a", "input_ids": [1, 2], "completion_mask": [0, 1]}
+    >>> batch = pa.RecordBatch.from_pylist([row], schema=schema)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(folder, schema) as writer:
+    ...         writer.write(batch)
+    ...     rows = Dataset(folder).num_rows
+    ...     try:
+    ...         Writer(folder, schema)
+    ...     except DatasetExistsError as error:
+    ...         code = error.code
+    >>> rows, code
+    (1, 'RF-C009')
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        schema: pa.Schema,
+        *,
+        mode: Mode = "error",
+        validate: Validation = "full",
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
+        max_shard_bytes: int = SHARD_BYTES,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise DatasetExistsError("there is no such mode", expected=" or ".join(MODES), got=mode)
+        self.path = local_path(path)
+        self._known = known_schema(schema)
+        self._mode: Mode = mode
+        self._validate: Validation = validate
+        self._batch_rows = max(1, batch_rows)
+        self._batch_bytes = batch_bytes
+        self._max_shard_bytes = max_shard_bytes
+        self._lineage = _checked_lineage(lineage)
+        self._written = 0
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._shards: list[Shard] = []
+        self._file: FileWriter | None = None
+        self._state: Literal["open", "committed", "aborted"] = "open"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._merged(self._current())
+        self._token = secrets.token_hex(8)
+        self._lease = _Lease(self.path, self._token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def num_rows(self) -> int:
+        """Records written so far."""
+        return self._written
+
+    def write(self, data: Batches) -> None:
+        """Add records.
+
+        Parameters
+        ----------
+        data : RecordBatch, Table, or an iterable of these
+            Of the writer's schema; metadata outside the identity may differ.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The schema's identity is another (``RF-S010``).
+        InvariantError
+            The data is invalid; ``where`` counts records from the start of this batch. The writer
+            goes on with what it had before, if the caller handles the error.
+        """
+        if self._state != "open":
+            raise DatasetExistsError(
+                "the writer is finished", expected="an open writer", got=self._state,
+                remedy="open a new one with mode='append'",
+            )  # fmt: skip
+        for index, part in enumerate(iter_batches(data)):
+            where = Where(file=str(self.path), batch=index)
+            batch = conform(part, self._known, where)
+            try:
+                check_arrays(batch)
+                if self._validate != "off":
+                    validate_batch(batch, self._known.ragged, self._validate, where)
+            except RaggedError as err:
+                raise err.at(where) from err.__cause__
+            self._add(batch)
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        start = 0
+        while start < batch.num_rows:
+            part = self._fitting(batch.slice(start, self._batch_rows - self._pending_rows))
+            start += part.num_rows
+            size = part.nbytes
+            if self._pending and self._pending_bytes + size > self._batch_bytes:
+                self._flush()
+            self._pending.append(_compact(part, size))
+            self._pending_rows += part.num_rows
+            self._pending_bytes += size
+            self._written += part.num_rows
+            if self._pending_rows >= self._batch_rows or self._pending_bytes >= self._batch_bytes:
+                self._flush()
+
+    def _fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the first half of a batch, as often as needed for it to be small enough."""
+        while batch.num_rows > 1 and batch.nbytes > self._batch_bytes:
+            batch = batch.slice(0, batch.num_rows // 2)
+        return batch
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        if self._file is None:
+            name = f"shard-{self._token}-{len(self._shards):05d}{SHARD_SUFFIX}"
+            self._file = FileWriter(self.path / name, self._known.schema)
+        self._file.write(concat(self._pending))
+        self._pending = []
+        self._pending_rows = self._pending_bytes = 0
+        if self._file.nbytes >= self._max_shard_bytes:
+            self._close_shard()
+
+    def _close_shard(self) -> None:
+        if self._file is not None:
+            trailer = self._file.close()
+            path = self._file.path
+            self._shards.append(Shard(path.name, trailer.rows, path.stat().st_size, trailer.digest))
+            self._file = None
+
+    def close(self) -> None:
+        """Commit what was written; does nothing the second time, or after :meth:`abort`.
+
+        Raises
+        ------
+        DatasetExistsError, SchemaMismatchError
+            Another writer made a dataset here meanwhile that the mode does not allow to change.
+        """
+        if self._state != "open":
+            return
+        try:
+            self._flush()
+            self._close_shard()
+            with locked(self.path):
+                current = self._current()
+                merged = self._merged(current)
+                if current is not None and self._mode == "overwrite":
+                    _touch(self.path, current.shards)
+                for shard in self._shards:
+                    if not (self.path / shard.name).exists():
+                        raise MissingShardError(
+                            "a shard vanished before its commit", expected=shard.name,
+                            where=Where(file=str(self.path)), got="no file",
+                            remedy="do not remove files of a running writer",
+                        )  # fmt: skip
+                # From here on the manifest may be there even if an exception follows, so that the
+                # shards must stay.
+                self._state = "committed"
+                write_manifest(self.path, merged)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._lease.release()
+
+    def abort(self) -> None:
+        """Drop what was written; does nothing after :meth:`close`."""
+        if self._state != "open":
+            return
+        self._state = "aborted"
+        if self._file is not None:
+            self._file.abort()
+        for shard in self._shards:
+            (self.path / shard.name).unlink(missing_ok=True)
+        self._pending = []
+        self._lease.release()
+
+    def _current(self) -> Manifest | None:
+        with suppress(DatasetNotFoundError):
+            return read_manifest(self.path)
+        return None
+
+    def _merged(self, current: Manifest | None) -> Manifest:
+        """Return the manifest that a commit on top of `current` writes."""
+        if current is None:
+            return Manifest(self._known, tuple(self._shards), 1, self._lineage)
+        where = Where(file=str(self.path / MANIFEST_NAME))
+        generation = current.generation + 1
+        if self._mode == "overwrite":
+            return Manifest(self._known, tuple(self._shards), generation, self._lineage)
+        if self._mode == "error":
+            raise DatasetExistsError(
+                "there is a dataset already", where=where, expected="no dataset",
+                got=f"generation {current.generation}",
+                remedy="pass mode='append' or mode='overwrite', or choose another path",
+            )  # fmt: skip
+        require_same(current.known.ragged, self._known.ragged, where)
+        return Manifest(
+            current.known, (*current.shards, *self._shards), generation,
+            {**current.lineage, **self._lineage},
+        )  # fmt: skip
+
+
+def _checked_lineage(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        copied = json.loads(canonical_json(dict(lineage or {})))
+    except (TypeError, ValueError) as err:
+        raise SchemaMismatchError(
+            "lineage holds JSON values", code="RF-S009", expected="a JSON object", got=str(err)
+        ) from err
+    return dict(copied)
+
+
+def _compact(batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
+    """Return a copy if the batch is a small view of much larger memory."""
+    if batch.get_total_buffer_size() <= 2 * size + (1 << 16):
+        return batch
+    return decode_message(encode_message(batch), batch.schema)
+
+
+def _touch(directory: Path, shards: tuple[Shard, ...]) -> None:
+    """Let the grace period of shards that leave the manifest begin now."""
+    for shard in shards:
+        with suppress(FileNotFoundError):
+            os.utime(directory / shard.name)
+
+
+class _Lease:
+    """A lock file that shows that a writer lives; free when the process ends, however it ends."""
+
+    def __init__(self, directory: Path, token: str) -> None:
+        self._path = directory / f"writer-{token}.lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_OURS = re.compile(
+    rf"(?:shard-(?P<shard>[0-9a-f]{{16}})-\d+{re.escape(SHARD_SUFFIX)}"
+    rf"|writer-(?P<writer>[0-9a-f]{{16}})\.lock"
+    rf"|{re.escape(MANIFEST_NAME)})"
+    rf"(?P<temporary>{re.escape(TEMPORARY_MARK)}[0-9a-f]+)?"
+)
+
+
+def sweep(path: str | os.PathLike[str], *, grace_s: float = GRACE_S) -> list[str]:
+    """Remove what crashed or replaced writers left in a dataset; return the names removed.
+
+    Removed are shards that the manifest does not list, temporary files and lock files of writers
+    that do not live any more, all of them only if they were last changed more than `grace_s`
+    seconds ago. Shards that an overwrite replaced count from that moment. Files with other names
+    are never touched, and neither is anything of a writer that is running on this machine.
+
+    Parameters
+    ----------
+    path : path or ``file://`` URL
+        Directory of the dataset.
+    grace_s : float
+        Longer than any reader may take from opening the dataset to opening its shards.
+    """
+    directory = local_path(path)
+    if not directory.is_dir():
+        raise DatasetNotFoundError(
+            "there is no dataset here", where=Where(file=str(directory)),
+            expected="a directory", got="none",
+        )  # fmt: skip
+    removed = []
+    with locked(directory):
+        try:
+            listed = {shard.name for shard in read_manifest(directory).shards}
+        except DatasetNotFoundError:
+            listed = set()
+        oldest = time.time() - grace_s
+        for entry in sorted(directory.iterdir()):
+            match = _OURS.fullmatch(entry.name)
+            if match is None or entry.name in listed or entry.name == MANIFEST_NAME:
+                continue
+            token = match["shard"] or match["writer"]
+            with suppress(FileNotFoundError):  # its writer finished meanwhile
+                if entry.stat().st_mtime <= oldest and not (token and _lives(directory, token)):
+                    entry.unlink()
+                    removed.append(entry.name)
+    return removed
+
+
+def _lives(directory: Path, token: str) -> bool:
+    try:
+        descriptor = os.open(directory / f"writer-{token}.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
