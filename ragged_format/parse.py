@@ -204,7 +204,9 @@ def parse_header(schema: pa.Schema) -> dict[str, str]:
     try:
         raw = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     except UnicodeDecodeError as err:
-        raise NotRaggedError("schema metadata is not UTF-8", got=str(err)) from err
+        raise NotRaggedError(
+            "schema metadata is not UTF-8", expected="UTF-8", got=str(err)
+        ) from err
     own = {k.removeprefix(NAMESPACE): v for k, v in raw.items() if k.startswith(NAMESPACE)}
     if "version" not in own:
         raise NotRaggedError(
