@@ -128,6 +128,11 @@ class Dataset:
         return self._snapshot.manifest.shards
 
     @property
+    def snapshot(self) -> Snapshot:
+        """The shards behind this object, for readers that gather records themselves."""
+        return self._snapshot
+
+    @property
     def generation(self) -> int:
         """Number of the commit that this snapshot is."""
         return self._snapshot.manifest.generation

@@ -1,0 +1,29 @@
+"""The PyTorch plugin: batches as tensors over one allocation, loaders, padding.
+
+Needs the extra: ``pip install ragged-format[torch]``.
+"""
+
+from ragged_format.errors import MissingDependencyError
+
+try:
+    import torch  # noqa: F401
+except ImportError as err:
+    raise MissingDependencyError(
+        "PyTorch is not installed", expected="torch", got=str(err),
+        remedy="pip install ragged-format[torch]",
+    ) from err  # fmt: skip
+
+from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.dataset import RaggedDataset
+from ragged_format.torch.loader import RaggedLoader
+from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, width_buckets
+
+__all__ = [
+    "RaggedBatch",
+    "RaggedDataset",
+    "RaggedLoader",
+    "pad_buckets",
+    "pad_chunks",
+    "pad_ragged",
+    "width_buckets",
+]

@@ -1,0 +1,523 @@
+"""A batch of records as tensors that are views of one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.lists import offsets_of
+from ragged_format.parse import parse_schema
+from ragged_format.schema import RECORD, RaggedSchema
+from ragged_format.torch.arena import Slot, allocate
+from ragged_format.torch.gather import Measured, Runs, measure, whole, write
+from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, round_up
+from ragged_format.torch.plan import Kind, Layout, Plan, plan_of
+from ragged_format.torch.views import View, open_view, view_of
+
+__all__ = ["RaggedBatch"]
+
+
+class RaggedBatch:
+    """Records as tensors, all of them views of one allocation, the arena.
+
+    ``batch[name]`` is a column flat, all records end to end: (t,), or (t, *shape) for fixed-shape
+    elements. How it divides is given by :meth:`lengths`, :meth:`counts` and :meth:`offsets`;
+    :meth:`padded`, :meth:`buckets` and :meth:`chunks` make tables of it. Number columns that may be
+    null have a mask, :meth:`valid`; text is decoded by :meth:`strings`.
+
+    Batches come from :class:`RaggedLoader` and :class:`RaggedDataset`, or from
+    :meth:`from_arrow` and :meth:`collate`; the type never depends on the data. They pass through
+    ``torch.utils.data.DataLoader``, pinning included, and between processes.
+
+    Guarantees: columns begin at multiples of 64 bytes. Tensors made by a batch stay valid when the
+    batch and its loader are gone. A batch is not thread-safe; its tensors are.
+
+    Attributes
+    ----------
+    schema : RaggedSchema
+        The columns that were loaded.
+    num_rows : int
+        Records.
+    state : dict, optional
+        State of the loader that made the batch: loading it continues after this batch.
+    arena : (nbytes,) uint8 Tensor
+        The allocation that all tensors view.
+    plan : Plan
+        Of what parts the arena consists.
+    num_repeated : int
+        Records at the end that repeat others of the epoch (``tail="pad"`` only).
+
+    Examples
+    --------
+    >>> import pyarrow as pa, ragged_format as rf
+    >>> schema = rf.sample_schema(vocab_size=9, columns=["candidate_counts", "candidate_ids"])
+    >>> row = {
+    ...     "sample_id": "a",
+    ...     "input_ids": [4, 5, 6],
+    ...     "completion_mask": [0, 1, 1],
+    ...     "candidate_counts": [2, 1],
+    ...     "candidate_ids": [3, 5, 6],
+    ... }
+    >>> batch = RaggedBatch.from_arrow(pa.RecordBatch.from_pylist([row], schema=schema))
+    >>> batch["candidate_ids"]
+    tensor([3, 5, 6], dtype=torch.int32)
+    >>> batch.padded("candidate_ids")
+    tensor([[ 3,  5],
+            [ 6, -1]], dtype=torch.int32)
+    >>> batch.strings("sample_id")
+    ['a']
+    """
+
+    __slots__ = (
+        "_cache", "_host", "_layout", "_slot",
+        "arena", "num_repeated", "num_rows", "plan", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        plan: Plan,
+        num_rows: int,
+        layout: Layout,
+        arena: Tensor,
+        *,
+        host: Tensor | None = None,
+        slot: Slot | None = None,
+        state: Mapping[str, Any] | None = None,
+        num_repeated: int = 0,
+    ) -> None:
+        self.plan = plan
+        self._layout = layout
+        self.arena = arena
+        self._host = arena if host is None else host
+        self._slot = slot
+        self._cache: dict[tuple[str, str], Tensor] = {}
+        self.num_rows = num_rows
+        self.state = state
+        self.num_repeated = num_repeated
+
+    @classmethod
+    def from_arrow(
+        cls,
+        data: pa.RecordBatch | Iterable[pa.RecordBatch],
+        columns: Iterable[str] | None = None,
+    ) -> Self:
+        """Return record batches of one schema as one batch in an arena of its own; a copy.
+
+        Parameters
+        ----------
+        data : RecordBatch or iterable of RecordBatch
+            At least one, with this format's schema metadata.
+        columns : iterable of str, optional
+            The columns wanted; the counts that their axes need are added. Default: all.
+
+        Raises
+        ------
+        SchemaMismatchError
+            A column does not exist, or the batches differ in schema.
+        InvariantError
+            Lists are broken or disagree in length; values are not checked.
+        """
+        batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
+        if not batches:
+            raise SchemaMismatchError("at least one record batch is needed", expected=">= 1", got=0)
+        schema = parse_schema(batches[0].schema)
+        plan = plan_of(schema if columns is None else schema.select(columns))
+        views = [
+            open_view(batch, plan, Where(batch=number)) for number, batch in enumerate(batches)
+        ]
+        return cls.from_runs(plan, whole(views))
+
+    @classmethod
+    def collate(cls, batches: Iterable[RaggedBatch]) -> Self:
+        """Join batches of one schema, for use as ``collate_fn`` of a DataLoader; a copy.
+
+        A batch that already is one is returned as it is. Inside a DataLoader worker the arena lies
+        in shared memory, so that the main process gets it without another copy.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The schemas differ, or there is no batch.
+        """
+        if isinstance(batches, cls):
+            return batches
+        parts = list(batches)
+        if not parts:
+            raise SchemaMismatchError("at least one batch is needed", expected=">= 1", got=0)
+        plan = parts[0].plan
+        for number, part in enumerate(parts):
+            if part.plan is not plan and part.schema != plan.schema:
+                raise SchemaMismatchError(
+                    "batches of different schemas cannot be joined", code="RF-S010",
+                    where=Where(batch=number), expected=plan.schema, got=part.schema,
+                )  # fmt: skip
+        return cls.from_runs(plan, whole([part.view() for part in parts]))
+
+    @classmethod
+    def from_runs(cls, plan: Plan, runs: Runs) -> Self:
+        """Return the records of these runs in an arena of its own."""
+        measured = measure(plan, runs)
+        shared = torch.utils.data.get_worker_info() is not None
+        return cls.fill(plan, measured, allocate(measured.layout.nbytes, shared=shared))
+
+    @classmethod
+    def fill(
+        cls,
+        plan: Plan,
+        measured: Measured,
+        arena: Tensor,
+        *,
+        slot: Slot | None = None,
+        state: Mapping[str, Any] | None = None,
+        num_repeated: int = 0,
+    ) -> Self:
+        """Copy measured runs into `arena` and return the batch over it."""
+        write(plan, measured, arena.numpy())
+        return cls(
+            plan, measured.num_rows, measured.layout, arena[: measured.layout.nbytes],
+            slot=slot, state=state, num_repeated=num_repeated,
+        )  # fmt: skip
+
+    # Columns
+
+    @property
+    def schema(self) -> RaggedSchema:
+        """The columns that were loaded."""
+        return self.plan.schema
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.arena.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena, the gaps between columns included."""
+        return self._layout.nbytes
+
+    def keys(self) -> list[str]:
+        """Return the column names, in schema order."""
+        return list(self.plan.schema.columns)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.plan.schema.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.plan.schema
+
+    def __len__(self) -> int:
+        return len(self.plan.schema.columns)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a column flat: (t,) or (t, *shape); for text its UTF-8 bytes, (bytes,) uint8."""
+        return self._tensor("values", name)
+
+    def valid(self, name: str) -> Tensor:
+        """Return where a nullable column has a value, (t,) bool; all true for other columns.
+
+        Where it is false, ``batch[name]`` has NaN for floats and the column's fill for integers.
+        """
+        column = self.schema[name]
+        if column.nullable:
+            return self._tensor("valid", name)
+        size = self._layout.lengths[self.plan.index["values", name]]
+        if ("text_offsets", name) in self.plan.index:
+            size = self._layout.lengths[self.plan.index["text_offsets", name]] - 1
+        return torch.ones(size, dtype=torch.bool, device=self.device)
+
+    def strings(self, name: str) -> list[str | None] | list[bytes | None]:
+        """Return a text column decoded, flat; ``None`` for nulls, ``bytes`` for binary columns.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The column is not text.
+        """
+        column = self.schema[name]
+        if ("text_offsets", name) not in self.plan.index:
+            raise SchemaMismatchError(
+                "the column is not text", where=Where(column=name), expected="string or binary",
+                got=column.type, remedy=f"use batch[{name!r}]",
+            )  # fmt: skip
+        data = self._host_array("values", name).tobytes()
+        ends = self._host_array("text_offsets", name).tolist()
+        items: list[Any] = [
+            data[lo:hi] for lo, hi in pairwise(ends)
+        ]  # fmt: skip
+        if pa.types.is_string(column.type):
+            items = [item.decode() for item in items]
+        if column.nullable:
+            there = self._host_array("valid", name).tolist()
+            items = [item if known else None for item, known in zip(items, there, strict=True)]
+        return items
+
+    # Axes
+
+    def offsets(self, axis: str) -> Tensor:
+        """Return where each record begins on an axis, (num_rows + 1,) int64 from 0."""
+        return self._tensor("offsets", self._axis(axis))
+
+    def lengths(self, axis: str) -> Tensor:
+        """Return how many elements of an axis each record has, (num_rows,) int64."""
+        return torch.diff(self.offsets(axis))
+
+    def lengths_host(self, axis: str) -> npt.NDArray[np.int64]:
+        """Return :meth:`lengths` as an array on the host, whatever the device."""
+        return np.diff(self._host_array("offsets", self._axis(axis)))
+
+    def counts(self, axis: str) -> Tensor:
+        """Return how many elements of an axis each element of its parent axis has.
+
+        The counts column that opens the axis, or for a root axis :meth:`lengths`.
+        """
+        opened = self.schema.axes[self._axis(axis)]
+        return self.lengths(axis) if opened.counts is None else self[opened.counts]
+
+    def counts_host(self, axis: str) -> npt.NDArray[np.int64]:
+        """Return :meth:`counts` as int64 on the host, whatever the device."""
+        opened = self.schema.axes[self._axis(axis)]
+        if opened.counts is None:
+            return self.lengths_host(axis)
+        return self._host_array("values", opened.counts).astype(np.int64)
+
+    def rows(self, axis: str) -> tuple[Tensor, npt.NDArray[np.int64]]:
+        """Return the counts of the rows into which tables divide an axis, on device and host.
+
+        Under a counts column a row is an element of the parent axis (one candidate set is one
+        row); on a root axis, and on a mask axis over one, a row is a record.
+        """
+        opened = self.schema.axes[self._axis(axis)]
+        if not opened.mask:
+            return self.counts(axis), self.counts_host(axis)
+        if self.schema.axes[opened.parent].counts is None:
+            return self.lengths(axis), self.lengths_host(axis)
+        _, outer = self.rows(opened.parent)
+        host = np.diff(offsets_of(self.counts_host(axis))[offsets_of(outer)])
+        return torch.from_numpy(host).to(self.device, non_blocking=True), host
+
+    def width(self, axis: str, multiple_of: int | None = None) -> int:
+        """Return the width of the unpadded widest row of an axis, rounded up to a multiple."""
+        _, host = self.rows(axis)
+        return round_up(int(host.max()) if len(host) else 0, multiple_of)
+
+    # Tables
+
+    def padded(
+        self,
+        name: str,
+        width: int | None = None,
+        fill: float | None = None,
+        *,
+        multiple_of: int | None = None,
+        truncate: bool = False,
+    ) -> Tensor:
+        """Return a column as a padded table, (rows, width, *shape).
+
+        Rows are as in :meth:`rows`: targets for candidate sets and heads, records for columns of
+        tokens and targets. Nothing waits for the device. Columns of one axis get one width.
+
+        Parameters
+        ----------
+        name : str
+            A number column below the record axis.
+        width : int, optional
+            Slots in a row. Default: the widest row.
+        fill : int or float, optional
+            Default: the fill that the schema declares.
+        multiple_of : int, optional
+            Round the width up to a multiple.
+        truncate : bool
+            Drop what is beyond `width`; otherwise that is an error.
+
+        Raises
+        ------
+        SchemaMismatchError
+            There is no such column, or it is text or on the record axis.
+        LimitExceededError
+            A row is wider than `width` (``RF-L001``).
+        """
+        values, counts, host, default = self._for_table(name)
+        return pad_ragged(
+            values, counts, width, default if fill is None else fill,
+            multiple_of=multiple_of, truncate=truncate, host_counts=host,
+        )  # fmt: skip
+
+    def padded_mask(
+        self, axis: str, width: int | None = None, *, multiple_of: int | None = None
+    ) -> Tensor:
+        """Return which slots of an axis' tables hold a value, (rows, width) bool.
+
+        Parameters as for :meth:`padded`.
+        """
+        counts, host = self.rows(axis)
+        if width is None:
+            width = int(host.max()) if len(host) else 0
+        columns = torch.arange(round_up(width, multiple_of), device=self.device)
+        return columns < counts[:, None]
+
+    def buckets(self, name: str, fill: float | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Return a column as tables in widths of powers of two, [(row_index, table)].
+
+        Together they hold at most twice the values. Rows without values are in no bucket.
+        Parameters and errors as for :meth:`padded`, result as of
+        :func:`ragged_format.torch.pad.pad_buckets`.
+        """
+        values, counts, host, default = self._for_table(name)
+        return pad_buckets(values, counts, default if fill is None else fill, host_counts=host)
+
+    def chunks(
+        self, name: str, rows: int, fill: float | None = None, *, multiple_of: int | None = None
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield a column as (start, stop, table) of consecutive rows, never the whole table.
+
+        Parameters and errors as for :meth:`padded`, result as of
+        :func:`ragged_format.torch.pad.pad_chunks`.
+        """
+        values, counts, host, default = self._for_table(name)
+        return pad_chunks(
+            values, counts, rows, default if fill is None else fill,
+            multiple_of=multiple_of, host_counts=host,
+        )  # fmt: skip
+
+    # Memory
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> RaggedBatch:
+        """Return the batch on `device`, by one copy of the arena; itself if it is there already.
+
+        With ``non_blocking`` from pinned memory the copy runs on the current stream; the memory of
+        this batch is not reused before it has finished.
+        """
+        target = torch.device(device) if not isinstance(device, torch.device) else device
+        if self.device == target or (
+            self.device.type == target.type and target.index is None
+        ):  # fmt: skip
+            return self
+        arena = self.arena.to(target, non_blocking=non_blocking)
+        if self._slot is not None and arena.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(arena.device))
+            self._slot.events.append(event)
+        host = None
+        if target.type != "cpu":
+            # Widths and text are needed on the host; a copy, so that the arena can be reused.
+            host = self._host[: self._layout.starts[self.plan.num_host]].clone()
+        return self._over(arena, host)
+
+    def pin_memory(self, device: torch.device | str | None = None) -> RaggedBatch:  # noqa: ARG002
+        """Return the batch in page-locked memory, by one copy; ``DataLoader`` calls this."""
+        if self.arena.is_pinned():
+            return self
+        return self._over(self.arena.pin_memory(), None)
+
+    def clone(self) -> RaggedBatch:
+        """Return a copy in memory of its own, which frees the loader's slot for reuse."""
+        arena = torch.empty_like(self.arena)
+        if self.device.type == "cpu":
+            arena = allocate(self.nbytes)
+        return self._over(arena.copy_(self.arena), self._host if self._host is not self.arena
+                          else None)  # fmt: skip
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell the caching allocator that `stream` uses the tensors."""
+        self.arena.record_stream(stream)
+
+    def view(self) -> View:
+        """Return the batch as a source to gather from; it must be on the CPU."""
+        if self.device.type != "cpu":
+            raise SchemaMismatchError(
+                "only batches on the CPU can be joined", expected="cpu", got=self.device,
+                remedy="join batches before moving them",
+            )  # fmt: skip
+        arrays = [self._host_array(part.kind, part.name) for part in self.plan.parts]
+        flat = [
+            array.view(np.uint8) if array.dtype == np.bool_ else array.reshape(-1)
+            for array in arrays
+        ]
+        return view_of(self.plan, self.num_rows, flat)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arena = self.arena
+        if arena.untyped_storage().nbytes() > 2 * self.nbytes + 4096:
+            arena = self.clone().arena  # a slot of a ring would travel whole
+        schema = self.schema.to_arrow().serialize().to_pybytes()
+        layout = (list(self._layout.starts), list(self._layout.lengths))
+        host = None if self._host is self.arena else self._host
+        return _rebuild, (
+            schema, self.num_rows, layout, arena, host, self.state, self.num_repeated,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"RaggedBatch(num_rows={self.num_rows}, nbytes={self.nbytes}, "
+            f"device={str(self.device)!r}, columns={self.keys()})"
+        )
+
+    def _over(self, arena: Tensor, host: Tensor | None) -> RaggedBatch:
+        return RaggedBatch(
+            self.plan, self.num_rows, self._layout, arena,
+            host=host, state=self.state, num_repeated=self.num_repeated,
+        )  # fmt: skip
+
+    def _tensor(self, kind: Kind, name: str) -> Tensor:
+        key = (kind, name)
+        tensor = self._cache.get(key)
+        if tensor is None:
+            tensor = self._cache[key] = self._part(self.arena, kind, name)
+        return tensor
+
+    def _host_array(self, kind: Kind, name: str) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = self._part(self._host, kind, name).numpy()
+        return array
+
+    def _part(self, arena: Tensor, kind: Kind, name: str) -> Tensor:
+        if name not in self.schema and kind != "offsets":
+            self.schema[name]  # raises, naming the columns that there are
+        number = self.plan.index[kind, name]
+        part = self.plan.parts[number]
+        start = self._layout.starts[number]
+        size = self._layout.lengths[number]
+        flat = arena[start : start + size * part.width * part.itemsize].view(part.dtype)
+        return flat.view(size, *part.shape) if part.shape else flat
+
+    def _axis(self, axis: str) -> str:
+        if axis not in self.plan.axes or axis == RECORD:
+            raise SchemaMismatchError(
+                "the batch has no such axis below the record", code="RF-S006",
+                expected=", ".join(name for name in self.plan.axes if name != RECORD), got=axis,
+            )  # fmt: skip
+        return axis
+
+    def _for_table(self, name: str) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], float]:
+        column = self.schema[name]
+        if column.axis == RECORD or column.fill is None:
+            raise SchemaMismatchError(
+                "only number columns below the record axis are padded",
+                where=Where(column=name), expected="numbers on another axis than 'record'",
+                got=f"{column.type} on axis {column.axis!r}",
+                remedy=f"use batch.{'strings' if column.fill is None else 'valid'}({name!r})",
+            )  # fmt: skip
+        counts, host = self.rows(column.axis)
+        return self[name], counts, host, column.fill
+
+
+def _rebuild(
+    schema: bytes,
+    num_rows: int,
+    layout: tuple[list[int], list[int]],
+    arena: Tensor,
+    host: Tensor | None,
+    state: Mapping[str, Any] | None,
+    num_repeated: int,
+) -> RaggedBatch:
+    plan = plan_of(parse_schema(pa.ipc.read_schema(pa.py_buffer(schema))))
+    return RaggedBatch(
+        plan, num_rows, Layout(*layout), arena, host=host, state=state, num_repeated=num_repeated
+    )

@@ -1,0 +1,118 @@
+"""A map-style dataset for ``torch.utils.data.DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from ragged_format.errors import StateMismatchError
+from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.source import Records, SourceLike, open_random_access
+
+if TYPE_CHECKING:
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["RaggedDataset"]
+
+
+class RaggedDataset(Dataset[RaggedBatch]):
+    """The records of a dataset by index, each a batch of one record.
+
+    For a plain ``torch.utils.data.DataLoader``: pass :meth:`collate` as ``collate_fn``. A
+    DataLoader asks for all indices of a batch at once, so each batch is gathered by one copy; in a
+    worker that copy goes to shared memory. Start workers by ``spawn`` or ``forkserver``. For a
+    training run :class:`RaggedLoader` is faster and can resume.
+
+    Pickles as the place of its source and opens it again, checked to be the same.
+
+    Parameters
+    ----------
+    source : path, dataset, RecordBatch, Table or sequence of RecordBatch
+        As for :class:`RaggedLoader`.
+    columns : iterable of str, optional
+        Columns wanted; the counts that their axes need are added. Default: all.
+    verify : bool
+        Compare each record batch of the source with its digest when it is first read.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column does not exist (``RF-S003``).
+    RaggedError
+        The source cannot be opened.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, ragged_format as rf, torch
+    >>> rows = [
+    ...     {"sample_id": f"s{n}", "input_ids": [n, n], "completion_mask": [0, 1]} for n in range(3)
+    ... ]
+    >>> schema = rf.sample_schema(vocab_size=9, columns=[])
+    >>> dataset = RaggedDataset(pa.RecordBatch.from_pylist(rows, schema=schema))
+    >>> dataset[2]["input_ids"]
+    tensor([2, 2], dtype=torch.int32)
+    >>> loader = torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=dataset.collate)
+    >>> [batch.num_rows for batch in loader]
+    [2, 1]
+    """
+
+    collate = staticmethod(RaggedBatch.collate)
+
+    def __init__(
+        self,
+        source: SourceLike,
+        *,
+        columns: Iterable[str] | None = None,
+        verify: bool = False,
+    ) -> None:
+        self._source = source
+        self._columns = None if columns is None else tuple(columns)
+        self._verify = verify
+        opened = open_random_access(source, verify=verify)
+        self._records = Records(opened, self._columns)
+        self.fingerprint = opened.fingerprint
+
+    @property
+    def schema(self) -> RaggedSchema:
+        """The columns that are loaded."""
+        return self._records.plan.schema
+
+    def __len__(self) -> int:
+        return self._records.num_rows
+
+    def __getitem__(self, index: int) -> RaggedBatch:
+        """Return one record; a negative index counts from the end."""
+        return self.__getitems__([index + len(self) if index < 0 else index])
+
+    def __getitems__(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> RaggedBatch:
+        """Return these records, in this order, as one batch.
+
+        Raises
+        ------
+        LimitExceededError
+            An index lies outside the dataset (``RF-L002``).
+        """
+        wanted = np.asarray(indices, np.int64)
+        self._records.check(wanted)
+        runs = self._records.singles(self._records.locate(wanted))
+        return RaggedBatch.from_runs(self._records.plan, runs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "source": self._source, "columns": self._columns, "verify": self._verify,
+            "fingerprint": self.fingerprint,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        RaggedDataset.__init__(
+            self, state["source"], columns=state["columns"], verify=state["verify"]
+        )
+        if self.fingerprint != state["fingerprint"]:
+            raise StateMismatchError(
+                "the dataset changed between processes", expected=state["fingerprint"],
+                got=self.fingerprint, remedy="do not write to a dataset that is being read",
+            )  # fmt: skip

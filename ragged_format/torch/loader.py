@@ -1,0 +1,298 @@
+"""The loader: batches of a dataset in seeded order, made ahead in a thread, resumable."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from ragged_format.errors import LimitExceededError, RaggedError, StateMismatchError
+from ragged_format.torch.arena import Ring, RingStats
+from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.prefetch import Prefetcher
+from ragged_format.torch.produce import Made, Producer
+from ragged_format.torch.source import Records, SourceLike, open_random_access
+from ragged_format.torch.state import Identity, Point, parse
+from ragged_format.torch.steps import Dealer, Tail
+from ragged_format.torch.transfer import Transfer
+
+if TYPE_CHECKING:
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["RaggedLoader"]
+
+
+class RaggedLoader:
+    """Batches of a dataset as tensors, in order or shuffled, for one rank.
+
+    A thread copies the columns of each batch from the mapped files into one of a few reused
+    arenas, ahead of the consumer. An arena is reused only when no tensor views it any more; a
+    consumer that keeps batches makes the ring of arenas grow, which `stats` counts.
+
+    Every ``iter()`` is the next epoch, unless :meth:`set_epoch` or :meth:`load_state_dict` says
+    otherwise. The order of an epoch depends on the dataset's content, the seed and the epoch only;
+    ranks share it out without overlap. A loader has one iteration at a time: a new one ends the
+    one before.
+
+    Guarantees: constant memory in the size of the dataset. An error in the thread, a file that is
+    gone included, is raised in the consumer. Not thread-safe.
+
+    Parameters
+    ----------
+    source : path, dataset, RecordBatch, Table or sequence of RecordBatch
+        Anything with random access: a dataset or file that ``rf.open_source`` opens, or batches in
+        memory.
+    batch_size : int
+        Records in a batch of this rank.
+    columns : iterable of str, optional
+        Columns wanted; the counts that their axes need are added. Default: all.
+    shuffle : bool
+        A seeded permutation of all records, another one in each epoch.
+    seed : int
+        Of the permutations.
+    rank, world_size : int
+        Which share of every step this loader delivers.
+    device : torch.device or str
+        Where the tensors go: one copy per batch, on CUDA from page-locked memory by a stream of its
+        own.
+    tail : {"keep", "drop", "pad"}
+        The last records that do not fill a batch on every rank. ``keep`` splits them evenly, so
+        that batches are smaller and some ranks may have one batch fewer; ``drop`` leaves them out;
+        ``pad`` repeats records of the epoch, counted in ``batch.num_repeated``. With the latter two
+        all ranks have equally many batches.
+    prefetch : int
+        Batches made ahead; 0 makes them in the calling thread.
+    verify : bool
+        Compare each record batch of the source with its digest when it is first read.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column does not exist (``RF-S003``).
+    LimitExceededError
+        A number is out of its range (``RF-L001``).
+    RaggedError
+        The source cannot be opened.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, ragged_format as rf
+    >>> rows = [
+    ...     {"sample_id": f"s{n}", "input_ids": [n, n], "completion_mask": [0, 1]} for n in range(5)
+    ... ]
+    >>> schema = rf.sample_schema(vocab_size=9, columns=[])
+    >>> data = pa.RecordBatch.from_pylist(rows, schema=schema)
+    >>> with RaggedLoader(data, batch_size=2) as loader:
+    ...     for batch in loader:
+    ...         print(batch.strings("sample_id"), batch["input_ids"].tolist())
+    ['s0', 's1'] [0, 0, 1, 1]
+    ['s2', 's3'] [2, 2, 3, 3]
+    ['s4'] [4, 4]
+    """
+
+    def __init__(
+        self,
+        source: SourceLike,
+        batch_size: int = 1,
+        columns: Iterable[str] | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+        tail: Tail = "keep",
+        prefetch: int = 2,
+        verify: bool = False,
+    ) -> None:
+        limits = [
+            ("batch_size", batch_size, 1, None),
+            ("world_size", world_size, 1, None),
+            ("rank", rank, 0, world_size),
+            ("prefetch", prefetch, 0, None),
+        ]
+        for name, value, least, below in limits:
+            if value < least or (below is not None and value >= below):
+                raise LimitExceededError(
+                    f"{name} is out of its range", got=value,
+                    expected=f">= {least}" + ("" if below is None else f" and < {below}"),
+                )  # fmt: skip
+        if tail not in ("keep", "drop", "pad"):
+            raise LimitExceededError("unknown tail", expected="keep, drop or pad", got=tail)
+        opened = open_random_access(source, verify=verify)
+        records = Records(opened, columns)
+        transfer = Transfer(torch.empty(0, device=device).device)
+        self._prefetch = prefetch
+        self._producer = Producer(
+            records,
+            # Those made ahead, the one that the consumer has and the one that it takes.
+            Ring(planned=prefetch + 2, pin=transfer.pins),
+            Dealer(records.num_rows, batch_size, rank, world_size, tail),
+            Identity(opened.fingerprint, records.num_rows, shuffle, seed, tail),
+            transfer,
+        )
+        self._current: weakref.ref[_Epoch] | None = None
+        self._delivered = Point(0)
+        self._next_epoch = 0
+        self._pending: Point | None = None
+
+    @property
+    def schema(self) -> RaggedSchema:
+        """The columns that are loaded."""
+        return self._producer.records.plan.schema
+
+    @property
+    def num_rows(self) -> int:
+        """Records of the dataset, all ranks together."""
+        return self._producer.records.num_rows
+
+    @property
+    def stats(self) -> RingStats:
+        """Counters of the ring of arenas."""
+        return self._producer.ring.stats
+
+    def __len__(self) -> int:
+        """Return the batches of one whole epoch on this rank."""
+        return self._producer.dealer.count()
+
+    def __iter__(self) -> Iterator[RaggedBatch]:
+        """Begin the next epoch, or the one that was set or resumed; ends an iteration before."""
+        if (running := self._running()) is not None:
+            running.supersede()
+        point = Point(self._next_epoch) if self._pending is None else self._pending
+        self._next_epoch = point.epoch + 1
+        self._delivered = point
+        epoch = _Epoch(self, point)
+        self._current = weakref.ref(epoch)
+        return epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next ``iter()`` begins.
+
+        An iteration that runs is not changed. A point inside that very epoch, from
+        :meth:`load_state_dict`, is kept.
+        """
+        if epoch < 0:
+            raise LimitExceededError("an epoch is not negative", expected=">= 0", got=epoch)
+        if self._pending is None or self._pending.epoch != epoch:
+            self._pending = Point(epoch)
+        if self._running() is None:
+            self._delivered = self._pending
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that the consumer got, as JSON values.
+
+        After the last batch of an epoch it is the beginning of the next.
+        """
+        return self._producer.state(self._delivered)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved state: an iteration that runs jumps there, else the next does.
+
+        Batch size and ranks may differ from those of the state: what remains of the epoch is dealt
+        anew.
+
+        Raises
+        ------
+        StateMismatchError
+            The state belongs to other data or options; printed both sides.
+        """
+        point = parse(state, self._producer.identity)
+        self._pending = self._delivered = point
+        if (running := self._running()) is not None:
+            running.restart(point)
+
+    def close(self) -> None:
+        """End the iteration that runs and its thread; the loader can be iterated again."""
+        if (running := self._running()) is not None:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _running(self) -> _Epoch | None:
+        epoch = None if self._current is None else self._current()
+        return epoch if epoch is not None and epoch.is_running else None
+
+    def _note(self, after: Point) -> None:
+        self._delivered = after
+        self._pending = None
+
+
+class _Epoch(Iterator[RaggedBatch]):
+    """One iteration; dropping it ends its thread."""
+
+    def __init__(self, loader: RaggedLoader, point: Point) -> None:
+        self._loader = loader
+        self._superseded = False
+        self._pid = os.getpid()
+        self.is_running = True
+        self._begin(point)
+
+    def __next__(self) -> RaggedBatch:
+        if self._superseded:
+            raise StateMismatchError(
+                "a later iteration of this loader has begun", expected="one iteration at a time",
+                got="an iterator from before", remedy="use two loaders to read side by side",
+            )  # fmt: skip
+        if not self.is_running:
+            raise StopIteration
+        if os.getpid() != self._pid:
+            raise RaggedError(
+                "an iteration does not survive a fork", expected=f"process {self._pid}",
+                got=f"process {os.getpid()}", remedy="begin a new iteration in this process",
+            )  # fmt: skip
+        try:
+            made = self._next()
+        except StopIteration:
+            self._loader._note(Point(self._epoch + 1))  # noqa: SLF001
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._loader._note(made.after)  # noqa: SLF001
+        return self._loader._producer.transfer.finish(made.batch, made.copied)  # noqa: SLF001
+
+    def restart(self, point: Point) -> None:
+        """Jump to another point."""
+        self._end()
+        self._begin(point)
+
+    def supersede(self) -> None:
+        """End, and make later calls an error."""
+        self._superseded = True
+        self.close()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self.is_running:
+            self.is_running = False
+            self._end()
+
+    def _begin(self, point: Point) -> None:
+        producer, depth = self._loader._producer, self._loader._prefetch  # noqa: SLF001
+        self._epoch = point.epoch
+        if depth:
+            prefetcher: Prefetcher[Made] = Prefetcher(
+                lambda: producer.batches(point), depth, "ragged-loader"
+            )
+            self._next = prefetcher.get
+            # Also at interpreter exit, before threads are cut off.
+            self._end = weakref.finalize(self, prefetcher.stop)
+        else:
+            batches = producer.batches(point)
+            self._next = batches.__next__
+            self._end = weakref.finalize(self, batches.close)

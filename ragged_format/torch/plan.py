@@ -1,0 +1,182 @@
+"""What a batch in an arena consists of: its parts, in order, and where each one starts.
+
+The parts of a schema are fixed; their lengths differ from batch to batch. Parts that the host must
+know whatever the device (offsets, counts, text) come first, so that one copy of the arena's head
+keeps them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+import torch
+
+from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.schema import RECORD, Column, RaggedSchema
+from ragged_format.torch.arena import ALIGNMENT
+
+__all__ = ["Kind", "Layout", "Part", "Plan", "plan_of"]
+
+Kind = Literal["offsets", "values", "text_offsets", "valid"]
+
+
+class Part(NamedTuple):
+    """One array of a batch.
+
+    Attributes
+    ----------
+    kind : str
+        ``offsets`` of an axis per record; ``values`` of a column (UTF-8 bytes for text);
+        ``text_offsets`` of a text column; ``valid``, 1 where a nullable value is there.
+    name : str
+        Axis or column name.
+    dtype : torch.dtype
+    itemsize : int
+        Bytes of one value.
+    shape : tuple of int
+        Shape of one element; ``()`` is a scalar.
+    width : int
+        Values in one element.
+    space : int
+        Position in `Plan.spaces` of what the elements are; for offsets, of what they point into.
+    over : int
+        For offsets, the position in `Plan.spaces` of what they divide; else -1.
+    """
+
+    kind: Kind
+    name: str
+    dtype: torch.dtype
+    itemsize: int
+    shape: tuple[int, ...]
+    width: int
+    space: int
+    over: int
+
+
+class Layout(NamedTuple):
+    """Where the parts of one batch lie in its arena.
+
+    Attributes
+    ----------
+    starts : list of int
+        First byte of each part, a multiple of 64; one more entry for the end.
+    lengths : list of int
+        Elements of each part.
+    """
+
+    starts: list[int]
+    lengths: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena that the batch uses."""
+        return self.starts[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The parts of every batch of one schema.
+
+    Attributes
+    ----------
+    schema : RaggedSchema
+        Columns that are loaded, with the counts that their axes need.
+    axes : tuple of str
+        The axes that have lengths, the record axis first.
+    spaces : tuple of str
+        What elements can be counted in: these axes, then the bytes of each text column.
+    parts : tuple of Part
+        The offsets of the axes first.
+    num_host : int
+        The first parts, which the host keeps when a batch moves to another device.
+    index : dict of (kind, name) to int
+        Position in `parts`.
+    """
+
+    schema: RaggedSchema
+    axes: tuple[str, ...]
+    spaces: tuple[str, ...]
+    parts: tuple[Part, ...]
+    num_host: int
+    index: dict[tuple[Kind, str], int]
+
+    def layout(self, lengths: list[int]) -> Layout:
+        """Return where parts of these lengths lie, end to end at multiples of 64 bytes."""
+        starts = [0]
+        end = 0
+        mask = ALIGNMENT - 1
+        for part, length in zip(self.parts, lengths, strict=True):
+            end = (end + length * part.width * part.itemsize + mask) & ~mask
+            starts.append(end)
+        return Layout(starts, lengths)
+
+
+def is_text(column: Column) -> bool:
+    """Return whether the values are strings or bytes."""
+    return bool(pa.types.is_string(column.type) or pa.types.is_binary(column.type))
+
+
+@lru_cache(maxsize=32)
+def plan_of(schema: RaggedSchema) -> Plan:
+    """Return the plan of a schema.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A type has no counterpart in torch.
+    """
+    # A root axis without columns has no lengths, hence no place.
+    held = {column.axis for column in schema} | {column.opens for column in schema}
+    axes = [RECORD, *(axis for axis in schema.axes if axis in held)]
+    spaces = [*axes, *(f"bytes of {column.name}" for column in schema if is_text(column))]
+    host = [_part("offsets", axis, torch.int64, axes.index(axis), over=0) for axis in axes[1:]]
+    rest: list[Part] = []
+    texts = len(axes)
+    for column in schema:
+        axis = axes.index(column.axis)
+        parts = host if is_text(column) or column.opens is not None else rest
+        if is_text(column):
+            parts.append(_part("text_offsets", column.name, torch.int64, texts, over=axis))
+            parts.append(_part("values", column.name, torch.uint8, texts))
+            texts += 1
+        else:
+            parts.append(_part("values", column.name, _dtype(column), axis, shape=column.shape))
+        if column.nullable:
+            parts.append(_part("valid", column.name, torch.bool, axis))
+    every = (*host, *rest)
+    index = {(part.kind, part.name): number for number, part in enumerate(every)}
+    return Plan(schema, tuple(axes), tuple(spaces), every, len(host), index)
+
+
+def _part(
+    kind: Kind,
+    name: str,
+    dtype: torch.dtype,
+    space: int,
+    *,
+    shape: tuple[int, ...] = (),
+    over: int = -1,
+) -> Part:
+    return Part(kind, name, dtype, dtype.itemsize, shape, math.prod(shape), space, over)
+
+
+def _dtype(column: Column) -> torch.dtype:
+    try:
+        return _DTYPES[str(column.type)]
+    except KeyError:
+        raise SchemaMismatchError(
+            "the type has no counterpart in torch", where=Where(column=column.name),
+            expected=", ".join(_DTYPES), got=column.type,
+            remedy="leave the column out: columns=[…]",
+        ) from None  # fmt: skip
+
+
+_DTYPES = {
+    "int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
+    "uint8": torch.uint8, "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64,
+    "halffloat": torch.float16, "float": torch.float32, "double": torch.float64,
+}  # fmt: skip

@@ -1,0 +1,263 @@
+"""Random access to the records of a source, as runs that can be gathered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from ragged_format.dataset import Dataset
+from ragged_format.digest import digest
+from ragged_format.errors import (
+    OutOfRangeError,
+    SchemaMismatchError,
+    UnsupportedFeatureError,
+    Where,
+)
+from ragged_format.files import FileReader
+from ragged_format.lists import offsets_of
+from ragged_format.parse import parse_schema
+from ragged_format.snapshot import Snapshot
+from ragged_format.sources import open_source
+from ragged_format.torch.gather import Runs
+from ragged_format.torch.plan import Plan, plan_of
+from ragged_format.torch.views import View, open_view
+
+if TYPE_CHECKING:
+    from ragged_format.schema import RaggedSchema
+
+__all__ = ["Located", "Opened", "Records", "SourceLike", "open_random_access"]
+
+Int64 = npt.NDArray[np.int64]
+SourceLike: TypeAlias = (
+    str | os.PathLike[str] | Dataset | FileReader | pa.RecordBatch | pa.Table
+    | Sequence[pa.RecordBatch]
+)  # fmt: skip
+
+# Opened batches that are kept; each is some kilobytes of views, the data itself stays mapped.
+_KEPT_VIEWS = 16_384
+
+
+class Shard(Protocol):
+    """Record batches that can be had by number; ``ragged_format.snapshot.ShardReader`` is one."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if it is one."""
+        ...
+
+    @property
+    def bounds(self) -> Int64:
+        """First record of each batch, and their number, (batches + 1,) int64."""
+        ...
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one batch."""
+        ...
+
+
+class Shards(Protocol):
+    """What holds the shards; ``ragged_format.snapshot.Snapshot`` is one."""
+
+    @property
+    def bounds(self) -> Int64:
+        """First record of each shard, and their number, (shards + 1,) int64."""
+        ...
+
+    def reader(self, number: int) -> Shard:
+        """Return one shard, opening it the first time."""
+        ...
+
+
+class Opened(NamedTuple):
+    """A source that is open.
+
+    Attributes
+    ----------
+    schema : RaggedSchema
+    fingerprint : str
+        Identity of the content.
+    shards : Shards
+    """
+
+    schema: RaggedSchema
+    fingerprint: str
+    shards: Shards
+
+
+class _Single:
+    """A file, or batches in memory, as the only shard."""
+
+    def __init__(
+        self, rows: Sequence[int], source: FileReader | Sequence[pa.RecordBatch], path: Path | None
+    ) -> None:
+        self.path = path
+        self.bounds = offsets_of(np.asarray(rows, np.int64))
+        self._batch = source.batch if isinstance(source, FileReader) else source.__getitem__
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        return self._batch(index)
+
+
+class _Only:
+    def __init__(self, shard: _Single) -> None:
+        self._shard = shard
+        self.bounds = shard.bounds[[0, -1]]
+
+    def reader(self, number: int) -> _Single:  # noqa: ARG002 - there is one
+        return self._shard
+
+
+def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
+    """Open what :class:`ragged_format.torch.RaggedLoader` accepts.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        The source can only be read from its beginning.
+    SchemaMismatchError
+        Batches in memory differ in schema, or there is none.
+    """
+    found: Any = source
+    if isinstance(source, str | os.PathLike):
+        found = open_source(source)
+    elif isinstance(source, pa.RecordBatch):
+        found = [source]
+    elif isinstance(source, pa.Table):
+        found = source.to_batches() or [pa.RecordBatch.from_pylist([], schema=source.schema)]
+    if isinstance(found, Dataset):
+        # Readers of its own: those of the caller's object belong to the caller's thread.
+        manifest = found.snapshot.manifest
+        shards = Snapshot(found.path, manifest, verify=verify)
+        return Opened(found.ragged_schema, manifest.fingerprint, shards)
+    if isinstance(found, FileReader):
+        file = FileReader(found.path, verify=verify)
+        only = _Only(_Single(file.rows_per_batch, file, file.path))
+        return Opened(found.ragged_schema, file.trailer.digest, only)
+    if isinstance(found, list | tuple):
+        return _in_memory(found)
+    raise UnsupportedFeatureError(
+        "the source has no random access", expected="a dataset, a file or record batches",
+        got=type(found).__name__, remedy="write it to a dataset first: rf.Writer(path, schema)",
+    )  # fmt: skip
+
+
+def _in_memory(batches: Sequence[pa.RecordBatch]) -> Opened:
+    if not batches:
+        raise SchemaMismatchError("at least one record batch is needed", expected=">= 1", got=0)
+    schema = parse_schema(batches[0].schema)
+    whole = xxhash.xxh3_128()
+    for number, batch in enumerate(batches):
+        other = parse_schema(batch.schema)
+        if other != schema:
+            raise SchemaMismatchError(
+                "the batches of one source have one schema", code="RF-S010",
+                where=Where(batch=number), expected=schema, got=other,
+            )  # fmt: skip
+        whole.update(digest(batch))
+    shard = _Single([batch.num_rows for batch in batches], batches, None)
+    return Opened(schema, whole.hexdigest(), _Only(shard))
+
+
+class Located(NamedTuple):
+    """Where records lie: the key of their batch, and their row in it."""
+
+    batches: list[int]
+    rows: list[int]
+
+
+class Records:
+    """The records of a source as runs for :mod:`ragged_format.torch.gather`.
+
+    Opens a shard, and a record batch, when one of its records is first wanted, and keeps its view.
+    Not thread-safe: one thread gathers at a time.
+
+    Parameters
+    ----------
+    source : Opened
+    columns : iterable of str, optional
+        Columns wanted. Default: all.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column does not exist (``RF-S003``).
+    """
+
+    def __init__(self, source: Opened, columns: Iterable[str] | None = None) -> None:
+        schema = source.schema
+        self.plan: Plan = plan_of(schema if columns is None else schema.select(columns))
+        self._shards = source.shards
+        self._bounds = source.shards.bounds
+        self.num_rows = int(self._bounds[-1])
+        self._views: dict[int, View] = {}
+        # Of the shards opened so far: the first record and the key of every batch, in order.
+        self._opened: dict[int, tuple[Int64, Int64]] = {}
+        self._starts: Int64 = np.zeros(0, np.int64)
+        self._keys: Int64 = np.zeros(0, np.int64)
+        self._places: list[tuple[int, int]] = []
+
+    def locate(self, records: Int64) -> Located:
+        """Return where these records, (n,) int64, lie."""
+        self._open(np.unique(np.searchsorted(self._bounds, records, side="right") - 1))
+        found = np.searchsorted(self._starts, records, side="right") - 1
+        return Located(self._keys[found].tolist(), (records - self._starts[found]).tolist())
+
+    def singles(self, located: Located) -> Runs:
+        """Return one run for each record: for records in random order."""
+        views = list(map(self.view, located.batches))
+        return Runs(views, located.rows, [row + 1 for row in located.rows])
+
+    def span(self, first: int, last: int) -> Runs:
+        """Return the runs of the consecutive records ``[first, last)``, one for each batch."""
+        runs = Runs([], [], [])
+        while first < last:
+            keys, rows = self.locate(np.array([first], np.int64))
+            view = self.view(keys[0])
+            stop = min(view.num_rows, rows[0] + last - first)
+            runs.views.append(view)
+            runs.firsts.append(rows[0])
+            runs.lasts.append(stop)
+            first += stop - rows[0]
+        return runs
+
+    def view(self, key: int) -> View:
+        """Return the view of one record batch."""
+        view = self._views.get(key)
+        if view is None:
+            number, index = self._places[key]
+            shard = self._shards.reader(number)
+            file = None if shard.path is None else str(shard.path)
+            view = open_view(shard.batch(index), self.plan, Where(file, index))
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.pop(next(iter(self._views)))
+            self._views[key] = view
+        return view
+
+    def check(self, records: Int64) -> None:
+        """Raise ``RF-L002`` for a record outside the source."""
+        if len(records) and (records.min() < 0 or records.max() >= self.num_rows):
+            bad = records[(records < 0) | (records >= self.num_rows)][0]
+            raise OutOfRangeError(
+                "there is no such record", expected=f"0 <= index < {self.num_rows}", got=int(bad)
+            )
+
+    def _open(self, shards: Int64) -> None:
+        new = [number for number in shards.tolist() if number not in self._opened]
+        if not new:
+            return
+        for number in new:
+            bounds = self._shards.reader(number).bounds
+            filled = np.flatnonzero(np.diff(bounds))
+            keys = np.arange(len(self._places), len(self._places) + len(filled))
+            self._places.extend((number, index) for index in filled.tolist())
+            self._opened[number] = bounds[filled] + self._bounds[number], keys
+        parts = [self._opened[number] for number in sorted(self._opened)]
+        self._starts = np.concatenate([starts for starts, _ in parts])
+        self._keys = np.concatenate([keys for _, keys in parts])
