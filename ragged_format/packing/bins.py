@@ -14,15 +14,16 @@ from itertools import pairwise
 import numpy as np
 
 from ragged_format.lists import Int64, offsets_of
+from ragged_format.packing.deal import score_pairs
 
-__all__ = ["FULL", "Row", "Window", "fill_gaps", "form_rows"]
+__all__ = ["FULL", "Row", "Window", "clusters", "even_out", "fill_gaps", "form_rows", "spread"]
 
 # A row filled to this share of the budget is left alone.
 FULL = 0.97
-# A run is split to fill a gap only if this share of the moved tokens, at most, is repeated prefix:
-# an unfilled row costs a bit of overhead, a repeated prefix is computed again.
-MAX_REPEAT = 0.1
-
+# Of many rows, those of one step find each other by load; few are evened out by themselves.
+FEW = 256
+# Tokens of the heaviest runs that are placed for even loads; the rest is placed for full rows.
+HEAVY = 0.7
 Run = tuple[int, int]
 
 
@@ -39,18 +40,26 @@ class Window:
         self.lengths = lengths
         self.shared = shared
         self._new = offsets_of(lengths - shared)
+        self._load = offsets_of(score_pairs(lengths) - score_pairs(shared))
         self._minima: list[Int64] = [shared]
         step = 1
         while 2 * step <= len(shared):
             last = self._minima[-1]
             self._minima.append(np.minimum(last[:-step], last[step:]))
             step *= 2
+        # The prefix of all samples, which every row has once.
         self.base = int(shared[1:].min()) if len(shared) > 1 else 0
 
     def unique(self, run: Run) -> int:
         """Return the unique tokens of a run."""
         first, end = run
         return int(self._new[end] - self._new[first] + self.shared[first])
+
+    def load(self, run: Run) -> int:
+        """Return the attention score pairs that a run adds to a row that has the base prefix."""
+        first, end = run
+        above = score_pairs(int(self.shared[first])) - score_pairs(self.base)
+        return int(self._load[end] - self._load[first] + above)
 
     def children(self, run: Run) -> tuple[int, list[Run]]:
         """Return the prefix that all of a run share, and the parts that share more."""
@@ -78,6 +87,11 @@ class Row:
 
     size: int
     runs: list[Run] = field(default_factory=list)
+
+    def add(self, run: Run, extra: int) -> None:
+        """Add a run that brings `extra` tokens."""
+        self.runs.append(run)
+        self.size += extra
 
     @property
     def first(self) -> int:
@@ -114,10 +128,15 @@ def form_rows(window: Window, budget: int) -> list[Row]:
     return full + done[0]
 
 
-def best_fit(items: list[Row], budget: int, shared: int) -> list[Row]:
-    """Merge rows that share `shared` tokens, the largest first, each where it fits best."""
-    rows: list[Row] = []
-    gaps: list[tuple[int, int]] = []
+def best_fit(
+    items: list[Row], budget: int, shared: int, rows: list[Row] | None = None
+) -> list[Row]:
+    """Merge rows that share `shared` tokens, the largest first, each where it fits best.
+
+    They may go into `rows`, which are changed and come first in the result.
+    """
+    rows = list(rows or [])
+    gaps = sorted((budget - row.size, number) for number, row in enumerate(rows))
     for item in sorted(items, key=lambda row: (-row.size, row.first)):
         extra = item.size - shared
         place = bisect_left(gaps, (extra, -1))
@@ -132,10 +151,11 @@ def best_fit(items: list[Row], budget: int, shared: int) -> list[Row]:
     return rows
 
 
-def fill_gaps(window: Window, rows: list[Row], budget: int) -> list[Row]:
-    """Move runs from the emptiest rows into the gaps of others, split where little is repeated.
+def fill_gaps(window: Window, rows: list[Row], budget: int, *, max_repeat: float) -> list[Row]:
+    """Move runs from the emptiest rows into the gaps of others, and return the rows that remain.
 
-    Rows that become empty are left out of the result.
+    A run that fits nowhere is split into parts that share more, if moving a part repeats at most
+    `max_repeat` times as many tokens of prefix as it moves.
     """
     unfilled = sorted(
         (row for row in rows if row.size < FULL * budget), key=lambda row: (row.size, row.first)
@@ -151,11 +171,10 @@ def fill_gaps(window: Window, rows: list[Row], budget: int) -> list[Row]:
             place = bisect_left(gaps, (extra, -1))
             if place < len(gaps):
                 gap, receiver = gaps.pop(place)
-                unfilled[receiver].size += extra
-                unfilled[receiver].runs.append(run)
+                unfilled[receiver].add(run, extra)
                 insort(gaps, (gap - extra, receiver))
             elif run[1] - run[0] > 1 and gaps:
-                kept_whole, parts = _split(window, run)
+                kept_whole, parts = _split(window, run, max_repeat)
                 kept += kept_whole
                 todo += parts
             else:
@@ -167,12 +186,70 @@ def fill_gaps(window: Window, rows: list[Row], budget: int) -> list[Row]:
     return [row for row in rows if row.runs]
 
 
-def _split(window: Window, run: Run) -> tuple[list[Run], list[Run]]:
+def _split(window: Window, run: Run, max_repeat: float) -> tuple[list[Run], list[Run]]:
     """Return the parts of a run to keep in place and those that may move, smallest first."""
     depth, parts = window.children(run)
     repeated = depth - window.base
-    cheap = [part for part in parts if repeated <= MAX_REPEAT * (window.unique(part) - depth)]
+    cheap = [part for part in parts if repeated <= max_repeat * (window.unique(part) - depth)]
     if not cheap:
         return [run], []
     stay = [part for part in parts if part not in cheap]
     return stay, sorted(cheap, key=lambda part: (window.unique(part), -part[0]))
+
+
+def clusters(window: Window, budget: int, load: float) -> list[Run]:
+    """Return the largest clusters, down to one sample, of at most these tokens and score pairs."""
+    out = []
+    todo = [(0, len(window.lengths))]
+    while todo:
+        run = todo.pop()
+        if run[1] - run[0] == 1 or (window.unique(run) <= budget and window.load(run) <= load):
+            out.append(run)
+        else:
+            todo += window.children(run)[1]
+    return out
+
+
+def spread(window: Window, runs: list[Run], count: int, budget: int, *, share: float) -> list[Row]:
+    """Place runs into about `count` rows of like load.
+
+    The heaviest, up to `share` of all tokens, go each into the lightest row, the others, the
+    largest first, where they fit best, and what does not fit into rows of its own.
+    """
+    rows = [Row(window.base) for _ in range(count)]
+    loads = np.zeros(count)
+    sizes = np.full(count, window.base, np.int64)
+    heavy = sorted(runs, key=lambda run: (window.load(run), run), reverse=True)
+    extras = [window.unique(run) - window.base for run in heavy]
+    place, placed, limit = 0, 0, share * sum(extras)
+    while place < len(heavy) and placed + extras[place] <= limit:
+        fits = sizes + extras[place] <= budget
+        if not fits.any():
+            break
+        lightest = int(np.argmin(np.where(fits, loads, np.inf)))
+        loads[lightest] += window.load(heavy[place])
+        sizes[lightest] += extras[place]
+        rows[lightest].add(heavy[place], extras[place])
+        placed += extras[place]
+        place += 1
+    rest = [
+        Row(window.base + extra, [run])
+        for run, extra in zip(heavy[place:], extras[place:], strict=True)
+    ]
+    return best_fit(rest, budget, window.base, [row for row in rows if row.runs])
+
+
+def even_out(window: Window, rows: list[Row], budget: int, *, max_repeat: float) -> list[Row]:
+    """Return as many rows with more even loads, where there is a simple way to have them."""
+    if len(rows) > FEW:
+        return rows
+    runs = [run for row in rows for run in row.runs]
+    other = spread(window, runs, len(rows), budget, share=HEAVY)
+    other = fill_gaps(window, other, budget, max_repeat=max_repeat)
+    if len(other) > len(rows) or _unevenness(window, other) >= _unevenness(window, rows):
+        return rows
+    return other
+
+
+def _unevenness(window: Window, rows: list[Row]) -> float:
+    return float(np.std([sum(window.load(run) for run in row.runs) for row in rows]))

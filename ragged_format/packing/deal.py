@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,10 @@ import numpy as np
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
-__all__ = ["PlannedRow", "deal", "even_tail", "score_pairs"]
+__all__ = ["PlannedRow", "deal", "score_pairs", "split_heaviest"]
+
+# A cut may miss the even load by this share of a piece, to fall where less prefix is repeated.
+SLACK = 0.05
 
 
 def score_pairs(lengths: Any) -> Any:
@@ -52,31 +56,39 @@ class PlannedRow:
         return int(self.loads.sum())
 
     def split(self, pieces: int) -> list[PlannedRow]:
-        """Return the row in at most as many pieces as it has samples, of about equal load."""
+        """Return the row in at most as many pieces as it has samples, of about equal load.
+
+        Cuts are made where little is shared.
+        """
         size = len(self.samples)
         pieces = min(pieces, size)
         ends = np.cumsum(self.loads)
         cuts = [0]
         for piece in range(1, pieces):
-            nearest = int(np.searchsorted(ends, ends[-1] * piece / pieces)) + 1
-            cuts.append(min(max(nearest, cuts[-1] + 1), size - (pieces - piece)))
+            wanted = ends[-1] * piece / pieces
+            slack = SLACK * ends[-1] / pieces
+            low = int(np.searchsorted(ends, wanted - slack)) + 1
+            high = int(np.searchsorted(ends, wanted + slack, side="right")) + 1
+            low = min(max(low, cuts[-1] + 1), size - (pieces - piece))
+            high = min(max(high, low + 1), size - (pieces - piece) + 1)
+            common = self.common[low:high]
+            near = np.abs(ends[low - 1 : high - 1] - wanted)
+            cuts.append(low + int(np.lexsort((near, common))[0]))
         out = []
-        for first, end in zip(cuts, [*cuts[1:], size], strict=True):
+        for first, end in pairwise([*cuts, size]):
             common = self.common[first:end].copy()
             common[0] = 0
             out.append(PlannedRow(self.samples[first:end], self.lengths[first:end], common))
         return out
 
 
-def even_tail(rows: list[PlannedRow], ranks: int) -> list[PlannedRow]:
-    """Split the heaviest rows until they are a multiple of `ranks`, or one sample each."""
+def split_heaviest(rows: list[PlannedRow], count: int) -> list[PlannedRow]:
+    """Split the heaviest rows until there are `count`, which must not exceed their samples."""
     pieces = [1] * len(rows)
-    for _ in range(-len(rows) % ranks):
+    for _ in range(count - len(rows)):
         room = [i for i, row in enumerate(rows) if pieces[i] < len(row.samples)]
-        if not room:
-            break
         pieces[max(room, key=lambda i: rows[i].load / pieces[i])] += 1
-    return [piece for row, count in zip(rows, pieces, strict=True) for piece in row.split(count)]
+    return [piece for row, size in zip(rows, pieces, strict=True) for piece in row.split(size)]
 
 
 def _heavy_first(row: PlannedRow) -> tuple[int, int]:

@@ -10,8 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.errors import PackingError
-from ragged_format.packing.bins import FULL, Window, fill_gaps, form_rows
-from ragged_format.packing.deal import PlannedRow, deal, even_tail
+from ragged_format.packing.bins import (
+    FULL,
+    Row,
+    Window,
+    clusters,
+    even_out,
+    fill_gaps,
+    form_rows,
+    spread,
+)
+from ragged_format.packing.deal import PlannedRow, deal, split_heaviest
 from ragged_format.packing.forest import Fork, Keys, common_prefixes
 from ragged_format.packing.layout import layout_of
 from ragged_format.packing.pack import Packing, check_choice, scored_tokens
@@ -126,6 +135,7 @@ def plan_rows(
     fork: Fork = "token",
     within_group: bool = False,
     window: int = 4096,
+    max_repeat: float = 1.0,
     tail: Tail = "keep",
 ) -> Plan:
     """Plan rows of at most `token_budget` unique tokens, and deal them to ranks.
@@ -149,6 +159,10 @@ def plan_rows(
         As in ``pack_row``; rows have the planned size if packed with the same.
     window : int
         Samples that are planned together.
+    max_repeat : float
+        A cluster that fits into a row is split to fill the gaps of others only where a moved part
+        repeats at most this many times as many tokens of prefix as it moves; 0 splits none. More
+        gives fuller rows and more tokens in all.
     tail : {"keep", "drop"}
         Rows that make no whole step at the end: split them so that they do (where there are fewer
         samples than ranks, the last step stays short: ``missing_rows``), or leave them out
@@ -157,7 +171,7 @@ def plan_rows(
     Raises
     ------
     PackingError
-        A number below 1 or an unknown choice (``RF-P001``).
+        A number out of range or an unknown choice (``RF-P001``).
 
     Examples
     --------
@@ -183,6 +197,8 @@ def plan_rows(
     for name, value in (("token_budget", token_budget), ("ranks", ranks), ("window", window)):
         if value < 1:
             raise PackingError(f"{name} is positive", expected=">= 1", got=value)
+    if not max_repeat >= 0:
+        raise PackingError("max_repeat is not negative", expected=">= 0", got=max_repeat)
     rules = layout_of(samples.schema).rules
     batch = _planning_columns(samples, rules)
     scored = scored_tokens(batch)
@@ -194,7 +210,7 @@ def plan_rows(
     else:
         keys = rules.keys(batch, scored.tokens, scored.offsets, within_group=within_group)
         source = _Sorter(keys, scored.offsets, lengths, fork)
-    planner = _Planner(source, lengths, token_budget, ranks)
+    planner = _Planner(source, lengths, token_budget, ranks, max_repeat)
     planned = np.flatnonzero(has_target & fits)
     # Windows of equal size: a small last one would give rows that are hard to fill.
     windows = np.array_split(planned, -(-len(planned) // window)) if len(planned) else []
@@ -251,8 +267,11 @@ class _Sorter:
 class _Planner:
     """Forms rows window by window and groups them into steps."""
 
-    def __init__(self, sort: _Sorter | None, lengths: Int64, budget: int, ranks: int) -> None:
+    def __init__(
+        self, sort: _Sorter | None, lengths: Int64, budget: int, ranks: int, max_repeat: float
+    ) -> None:
         self.sort, self.lengths, self.budget, self.ranks = sort, lengths, budget, ranks
+        self.max_repeat = max_repeat
         self.steps: list[list[PlannedRow]] = []
         self.open_rows: list[PlannedRow] = []
         self.carried = np.zeros(0, np.int64)
@@ -275,19 +294,24 @@ class _Planner:
         steps, self.open_rows = deal(rows, self.ranks, self.loads)
         self.steps += sorted(steps, key=lambda step: min(int(row.samples.min()) for row in step))
 
-    def form(self, samples: Int64) -> list[PlannedRow]:
+    def sorted(self, samples: Int64) -> tuple[Int64, Int64]:
+        """Return samples in prefix order, and what each shares with the one before."""
         if self.sort is None:
-            order, shared = samples, np.zeros(len(samples), np.int64)
-        else:
-            order, shared = self.sort(samples)
-        window = Window(self.lengths[order], shared)
-        out = []
-        for row in fill_gaps(window, form_rows(window, self.budget), self.budget):
-            places = np.sort(np.concatenate([np.arange(*run) for run in row.runs]))
-            common = np.zeros(len(places), np.int64)
-            common[1:] = window.common(places[:-1], places[1:])
-            out.append(PlannedRow(order[places], window.lengths[places], common))
-        return out
+            return samples, np.zeros(len(samples), np.int64)
+        return self.sort(samples)
+
+    def window(self, samples: Int64) -> tuple[Int64, Window]:
+        """Return samples in prefix order, and the window they make."""
+        order, shared = self.sorted(samples)
+        return order, Window(self.lengths[order], shared)
+
+    def form(self, samples: Int64) -> list[PlannedRow]:
+        """Return the rows of one window."""
+        order, window = self.window(samples)
+        rows = form_rows(window, self.budget)
+        rows = fill_gaps(window, rows, self.budget, max_repeat=self.max_repeat)
+        rows = even_out(window, rows, self.budget, max_repeat=self.max_repeat)
+        return _planned(order, window, rows)
 
     def finish(self, tail: Tail) -> tuple[list[PlannedRow], list[PlannedRow]]:
         """Return all rows, step by step, and those that are left out."""
@@ -299,12 +323,41 @@ class _Planner:
             pool = [*pool, *step]
             for rank, row in enumerate(step):
                 self.loads[rank] -= row.load
-        self.deal(even_tail(pool, self.ranks))
+        if pool:
+            self.deal(self.even_tail(pool))
         return [*self.rows(), *self.open_rows], []
+
+    def even_tail(self, pool: list[PlannedRow]) -> list[PlannedRow]:
+        """Make of rows a multiple of the ranks, or one per sample where samples do not suffice."""
+        count = min(len(pool) + -len(pool) % self.ranks, len(pool) + _spare_samples(pool))
+        order, window = self.window(np.sort(np.concatenate([row.samples for row in pool])))
+        everything = [Row(0, [(0, len(order))])]
+        joined = _planned(order, window, everything)[0]
+        ways = [split_heaviest(pool, count)]
+        # Cutting all samples anew is more even, unless loads and tokens disagree too much to fit.
+        ways.append(joined.split(count))
+        runs = clusters(window, self.budget, joined.load / count)
+        ways.append(_planned(order, window, spread(window, runs, count, self.budget, share=1.0)))
+        fitting = [
+            rows
+            for rows in ways
+            if len(rows) == count and max(row.unique_tokens for row in rows) <= self.budget
+        ]
+        return min(fitting, key=lambda rows: sorted((row.load for row in rows), reverse=True))
 
     def rows(self) -> list[PlannedRow]:
         """Return the rows of all steps."""
         return [row for step in self.steps for row in step]
+
+
+def _planned(order: Int64, window: Window, rows: list[Row]) -> list[PlannedRow]:
+    out = []
+    for row in rows:
+        places = np.sort(np.concatenate([np.arange(*run) for run in row.runs]))
+        common = np.zeros(len(places), np.int64)
+        common[1:] = window.common(places[:-1], places[1:])
+        out.append(PlannedRow(order[places], window.lengths[places], common))
+    return out
 
 
 def _spare_samples(rows: list[PlannedRow]) -> int:
