@@ -6,6 +6,7 @@ checks them. Rules that have no meaning where another one is broken are not eval
 
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -150,7 +151,7 @@ def _ids(row, schema, axis, kind):
         name = f"{axis.name}_log_probs"
         if name in schema and schema[name].log_prob and not schema[name].approximate:
             for segment in _segments(row[name], counts):
-                if any(b > a for a, b in zip(segment, segment[1:], strict=False)):
+                if any(b > a for a, b in pairwise(segment)):
                     codes.add("RF-I016")
     return codes
 
@@ -160,7 +161,8 @@ def _numbers(row, schema, column):
     counts = axis.counts if axis else None
     kind = schema[counts].head_kind if counts else None
     weights = kind is not None and column.name == f"{column.axis}_weights"
-    if column.log_prob is None and not weights and column.name not in ("loss_weights", "advantages"):
+    named = column.name in ("loss_weights", "advantages")
+    if column.log_prob is None and not weights and not named:
         return set()
     codes = set()
     values = _given(row, column.name) if column.axis in ("record", "member") else row[column.name]
@@ -237,7 +239,7 @@ def _packed(row):
         (member, position[token])
         for member, token in zip(row["member_index"], row["pred_index"], strict=True)
     ]
-    if any(b <= a for a, b in zip(keys, keys[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(keys)):
         codes.add("RF-I036")
     if wrong:
         return codes
