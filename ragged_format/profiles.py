@@ -323,6 +323,11 @@ def check_standard(schema: RaggedSchema) -> None:
                     f"a standard column has its standard {key}", code=code, where=where,
                     expected=getattr(known, key), got=getattr(column, key),
                 )  # fmt: skip
+        if (column.head_kind == "set") != (known.head_kind == "set"):
+            raise SchemaMismatchError(
+                "a candidate set stays one, and a head a head", code="RF-S009", where=where,
+                expected=known.head_kind, got=column.head_kind,
+            )  # fmt: skip
         if (column.log_prob is None) != (known.log_prob is None):
             raise SchemaMismatchError(
                 "a standard log-prob column states its mode",

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ __all__ = [
     "LogProb",
     "Profile",
     "RaggedSchema",
+    "type_name",
 ]
 
 FORMAT_VERSION = (0, 1)
@@ -56,6 +57,24 @@ PRIMITIVES = {
         pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
     )
 }  # fmt: skip
+# Ids are int32.
+MAX_VOCAB_SIZE = 1 << 31
+_HEAD_COLUMNS = {
+    "_ids": pa.types.is_integer,
+    "_log_probs": pa.types.is_floating,
+    "_weights": pa.types.is_floating,
+}
+_TYPE_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return the name of a value type in the specification: ``int8`` … ``float64``, ``string``."""
+    return _TYPE_NAMES.get(str(kind), str(kind))
+
+
+def _json(value: Any) -> str:
+    """Return canonical JSON: no whitespace, keys sorted, non-ASCII characters as they are."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +219,14 @@ class Column:
         """Return the field metadata that declares this column."""
         out = {"axis": self.axis}
         if self.fill is not None and self.axis != RECORD:
-            out["fill"] = json.dumps(self.fill)
+            out["fill"] = _json(self.fill)
         if self.shape:
-            out["shape"] = json.dumps(list(self.shape))
+            out["shape"] = _json(self.shape)
         for key in ("opens", "head_kind"):
             if (value := getattr(self, key)) is not None:
                 out[key] = value
         if self.log_prob is not None:
-            out["log_prob"] = json.dumps(self.log_prob.to_json(), sort_keys=True)
+            out["log_prob"] = _json(self.log_prob.to_json())
         for key in ("mask", "approximate", "share_key", "media"):
             if getattr(self, key):
                 out[key] = "true"
@@ -291,10 +310,11 @@ class RaggedSchema:
                 "column names are unique", code="RF-S008",
                 got=sorted({name for name in names if names.count(name) > 1}), expected="one each",
             )  # fmt: skip
-        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
+        whole = isinstance(vocab_size, int) and not isinstance(vocab_size, bool)
+        if not whole or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
             raise SchemaMismatchError(
-                "vocab_size is a positive integer",
-                code="RF-S009", expected=">= 1", got=vocab_size,
+                "vocab_size is a positive integer of at most 2^31",
+                code="RF-S009", expected=f"1 to {MAX_VOCAB_SIZE}", got=vocab_size,
             )  # fmt: skip
         if own := sorted({key for key in self.metadata if key in OWN_KEYS}):
             raise SchemaMismatchError(
@@ -302,6 +322,29 @@ class RaggedSchema:
                 code="RF-S009", expected=f"keys other than {', '.join(sorted(OWN_KEYS))}", got=own,
             )  # fmt: skip
         self.axes = _axes(listed, self.root_axes)
+        self._check_heads()
+
+    def _check_heads(self) -> None:
+        """Check the columns that the rules on sets and heads read by name."""
+        for axis in self.axes.values():
+            if axis.counts is None or self.columns[axis.counts].head_kind is None:
+                continue
+            for suffix, fits in _HEAD_COLUMNS.items():
+                column = self.columns.get(axis.name + suffix)
+                if column is None:
+                    continue
+                if column.axis != axis.name:
+                    raise SchemaMismatchError(
+                        "a column named like a part of a set or head lies on its axis",
+                        code="RF-S006", where=Where(column=column.name), expected=axis.name,
+                        got=column.axis,
+                    )  # fmt: skip
+                if column.shape or not fits(column.type):
+                    raise SchemaMismatchError(
+                        "the ids of a set or head are integers, its log-probs and weights floats",
+                        where=Where(column=column.name), got=column.value_type,
+                        expected="integers" if suffix == "_ids" else "floats",
+                    )  # fmt: skip
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns.values())
@@ -330,19 +373,25 @@ class RaggedSchema:
 
     @cached_property
     def identity(self) -> str:
-        """Canonical text of all that must agree between the shards of a dataset."""
-        return json.dumps(
+        """Canonical text of all that must agree between the shards of a dataset.
+
+        Canonical JSON of ``{"columns": [{"metadata": {…}, "name": …, "nullable": …, "type": …}, …],
+        "profile": …, "required_features": […], "root_axes": […], "vocab_size": …}``, where
+        ``metadata`` is :meth:`Column.metadata` and ``type`` is :func:`type_name`.
+        """
+        columns = [
             {
-                "profile": self.profile,
-                "vocab_size": self.vocab_size,
-                "root_axes": self.root_axes,
-                "required_features": self.required_features,
-                "columns": [
-                    [c.name, str(c.type), c.nullable, sorted(c.metadata().items())] for c in self
-                ],
-            },
-            separators=(",", ":"),
-        )
+                "metadata": c.metadata(), "name": c.name, "nullable": c.nullable,
+                "type": type_name(c.type),
+            }
+            for c in self
+        ]  # fmt: skip
+        return _json(
+            {
+                "columns": columns, "profile": self.profile, "root_axes": self.root_axes,
+                "required_features": self.required_features, "vocab_size": self.vocab_size,
+            }
+        )  # fmt: skip
 
     def on(self, axis: str) -> list[Column]:
         """Return the columns that lie on `axis`, in schema order."""
@@ -390,7 +439,7 @@ class RaggedSchema:
     def _arrow(self) -> pa.Schema:
         own = (
             ".".join(map(str, self.version)), self.profile, str(self.vocab_size),
-            json.dumps(list(self.root_axes)), json.dumps(list(self.required_features)),
+            _json(self.root_axes), _json(self.required_features),
         )  # fmt: skip
         metadata = dict(zip(OWN_KEYS, own, strict=True)) | self.metadata
         return pa.schema([column.field() for column in self], metadata=metadata)
