@@ -50,82 +50,83 @@ def assert_ragged_equal(actual: Any, expected: Any, *, check_schema: bool = Fals
     if left.num_rows != right.num_rows:
         raise AssertionError(f"{left.num_rows} rows != {right.num_rows} rows")
     for name in right.schema.names:
-        _compare(name, _plain(left.column(name)), _plain(right.column(name)))
+        _compare(name, left.column(name), right.column(name))
 
 
-def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array of the widest type of its kind."""
-    out = column.cast(_plain_type(column.type))
-    return pa.concat_arrays(out.chunks) if out.num_chunks else pa.array([], out.type)
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _logical(kind: pa.DataType) -> pa.DataType:
+    """Return the widest type of the same values."""
     if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
+        return _logical(kind.value_type)
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return pa.large_binary()
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_type(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
-        return pa.large_list(_plain_type(kind.value_type))
-    return kind
+        return pa.list_(_logical(kind.value_type), kind.list_size)
+    return pa.large_list(_logical(kind.value_type)) if _is_list(kind) else kind
 
 
-def _compare(name: str, left: pa.Array, right: pa.Array) -> None:
-    if left.type != right.type:
+def _is_list(kind: pa.DataType) -> bool:
+    tests = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
+    return any(getattr(pa.types, test)(kind) for test in tests)
+
+
+def _compare(name: str, left: pa.ChunkedArray, right: pa.ChunkedArray) -> None:
+    if _logical(left.type) != _logical(right.type):
         raise AssertionError(f"column {name!r}: type {left.type} != {right.type}")
-    rows = np.arange(len(left))
-    positions = None
+    rows: Any = np.arange(len(left))
+    positions: Any = None
     width = 1
     while True:
-        where = _Place(name, rows, positions, width)
-        valid = left.is_valid().to_numpy(zero_copy_only=False)
-        where.check(valid != right.is_valid().to_numpy(zero_copy_only=False), left, right)
-        if pa.types.is_large_list(left.type):
-            mine = pc.list_value_length(left).fill_null(0).to_numpy(zero_copy_only=False)
-            theirs = pc.list_value_length(right).fill_null(0).to_numpy(zero_copy_only=False)
-            if (mine != theirs).any():
-                row = int(np.flatnonzero(mine != theirs)[0])
-                raise AssertionError(
-                    f"{Where(row=int(rows[row]), column=name)}: length {mine[row]} != {theirs[row]}"
-                )
-            starts = np.cumsum(mine) - mine
-            positions = np.arange(int(mine.sum())) - np.repeat(starts, mine)
-            rows = np.repeat(rows, mine)
+        place = _Place(name, rows, positions, width)
+        valid = left.is_valid().to_numpy()
+        place.check(valid != right.is_valid().to_numpy(), left, right)
+        if _is_list(left.type):
+            lengths = pc.list_value_length(left).fill_null(0).to_numpy()
+            others = pc.list_value_length(right).fill_null(0).to_numpy()
+            place.check(lengths != others, left, right, [lengths, others])
+            starts = np.cumsum(lengths) - lengths
+            positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+            rows = np.repeat(rows, lengths)
             # Both skip null lists, whose lengths are 0 above.
-            left, right = left.flatten(), right.flatten()
+            left, right = pc.list_flatten(left), pc.list_flatten(right)
         elif pa.types.is_fixed_size_list(left.type):
             width = left.type.list_size
-            left, right = left.drop_null().flatten(), right.drop_null().flatten()
+            left, right = pc.list_flatten(left), pc.list_flatten(right)
             rows = np.repeat(rows[valid], width)
             if positions is not None:
                 positions = np.repeat(positions[valid], width)
         else:
-            where.check(_differ(left, right), left, right)
+            wide = _logical(left.type)
+            place.check(_differ(left.cast(wide), right.cast(wide)), left, right)
             return
 
 
-def _differ(left: pa.Array, right: pa.Array) -> Any:
+def _differ(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
     if pa.types.is_floating(left.type):
-        a, b = left.to_numpy(zero_copy_only=False), right.to_numpy(zero_copy_only=False)
+        a, b = left.to_numpy(), right.to_numpy()
         same = (a == b) & (np.signbit(a) == np.signbit(b))
         return ~(same | (np.isnan(a) & np.isnan(b)))
-    unequal = pc.not_equal(left, right).fill_null(False)  # noqa: FBT003
-    return unequal.to_numpy(zero_copy_only=False)
+    return pc.not_equal(left, right).fill_null(False).to_numpy()  # noqa: FBT003
 
 
 class _Place:
+    """Where the elements of one level of nesting lie."""
+
     def __init__(self, name: str, rows: Any, positions: Any, width: int) -> None:
         self.name, self.rows, self.positions, self.width = name, rows, positions, width
 
-    def check(self, differ: Any, left: pa.Array, right: pa.Array) -> None:
+    def check(
+        self, differ: Any, left: pa.ChunkedArray, right: pa.ChunkedArray, lengths: Any = None
+    ) -> None:
         """Raise for the first true entry of `differ`."""
         if not differ.any():
             return
-        at = int(np.flatnonzero(differ)[0])
+        at = int(np.argmax(differ))
         position = None if self.positions is None else int(self.positions[at])
-        where = Where(row=int(self.rows[at]), column=self.name, position=position)
-        inner = f", value {at % self.width}" if self.width > 1 else ""
-        raise AssertionError(f"{where}{inner}: {left[at].as_py()!r} != {right[at].as_py()!r}")
+        where = str(Where(row=int(self.rows[at]), column=self.name, position=position))
+        if self.width > 1:
+            where += f", value {at % self.width}"
+        if lengths is not None:
+            raise AssertionError(f"{where}: length {lengths[0][at]} != {lengths[1][at]}")
+        raise AssertionError(f"{where}: {left[at].as_py()!r} != {right[at].as_py()!r}")
