@@ -213,6 +213,7 @@ def _declarable_field(field: pa.Field) -> pa.Field:
     if not _is_list(type_):
         standard = STANDARD["sample"].get(field.name)
         nullable = field.nullable if standard is None else standard.nullable
+        nullable = nullable and not pa.types.is_fixed_size_list(type_)
         return field.with_type(_plain(type_)).with_nullable(nullable)
     # Only members may hold nulls below the record.
     axis = (field.metadata or {}).get(f"{NAMESPACE}axis".encode())

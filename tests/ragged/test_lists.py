@@ -183,7 +183,8 @@ def test_list_views_are_gathered():
 
 
 @pytest.mark.parametrize(
-    "array", [pa.array([1, 2]), pa.array([[1, 2]], pa.list_(pa.int64(), 2)), pa.chunked_array([[1]])]
+    "array",
+    [pa.array([1, 2]), pa.array([[1, 2]], pa.list_(pa.int64(), 2)), pa.chunked_array([[1]])],
 )
 def test_what_is_not_a_list_is_refused(array):
     with pytest.raises(rf.SchemaMismatchError, match="not a list") as caught:

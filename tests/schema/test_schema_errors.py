@@ -210,7 +210,8 @@ def test_shapes_default_to_the_width(schema):
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"type": TEXT, "shape": (2,)}, {"type": I32, "shape": (0,)}, {"type": I32, "shape": (2, -1)},
+        {"type": TEXT, "shape": (2,)}, {"type": I32, "shape": (0,)},
+        {"type": I32, "shape": (2, -1)},
         {"type": I32, "shape": (2,), "axis": "record", "nullable": True},
         {"type": I32, "log_prob": rf.LogProb()}, {"type": TEXT, "log_prob": rf.LogProb()},
     ],
