@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pyarrow as pa
 
 from ragged_format.canonical import require_same
-from ragged_format.digest import digest
+from ragged_format.digest import digest, message_digest
 from ragged_format.errors import (
     ChecksumError,
     CorruptError,
@@ -17,7 +17,7 @@ from ragged_format.errors import (
     SchemaMismatchError,
     Where,
 )
-from ragged_format.messages import BATCH, check_arrays, decode_batch
+from ragged_format.messages import BATCH, check_arrays, decode_batch, uncompressed_bytes
 from ragged_format.parse import parse_schema
 from ragged_format.trailer import DIGEST_KEY, Tally, Trailer
 from ragged_format.validate import validate_batch
@@ -145,7 +145,7 @@ def verify_content(
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
     if verify:
-        content = _content_digest(batch)
+        content = _content_digest(batch, message)
         got = content.hex().encode()
         if got != stated:
             raise ChecksumError(
@@ -163,8 +163,11 @@ def verify_content(
     return metadata
 
 
-def _content_digest(batch: pa.RecordBatch) -> bytes:
+def _content_digest(batch: pa.RecordBatch, message: Message) -> bytes:
+    body = memoryview(message.buffer).cast("B")[8 + len(message.flatbuffer) :]
     try:
+        if uncompressed_bytes(message.flatbuffer, message.header, body) is None:
+            return message_digest(batch.schema, message.flatbuffer, message.header, body)
         return digest(batch)
     except InvariantError:
         return b""  # no writer digests such arrays, so their digest cannot match

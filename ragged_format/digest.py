@@ -40,43 +40,81 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from ragged_format.canonical import canonical
 from ragged_format.errors import InvariantError, SchemaMismatchError, Where
-from ragged_format.lists import Flat, Int64, flat, offsets_of, ranges
+from ragged_format.lists import Int64, offsets_of, ranges
+from ragged_format.messages import Header, check_arrays, layout_of, parse_header, prefix_size
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD, Column
 
-__all__ = ["canonical_json", "digest", "record_digests", "schema_digest", "text_digest"]
+__all__ = [
+    "canonical_json",
+    "digest",
+    "message_digest",
+    "record_digests",
+    "schema_digest",
+    "text_digest",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
 _TYPE_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _u64 = struct.Struct("<Q").pack
 _i64 = struct.Struct("<q").unpack_from
-_NOTHING = np.empty(0, np.uint8)
+_i32_pair = struct.Struct("<ii").unpack
+_pair = struct.Struct("<qq").pack
+_ZERO = bytes(8)
+_ONES = np.ones(1 << 16, np.uint8)
+_EMPTY = memoryview(b"")
 
 
 class _Plan(NamedTuple):
-    """How to digest one column: `width` is the size of one element in bytes, 0 for text."""
+    """Where a column lies in a message, and how to digest it."""
 
-    column: Column
-    width: int
     plain: bool  # a list of scalars without nulls
+    nulls: int  # place of its null count among the nodes
+    values_nulls: int  # the same of its values
+    offsets: int  # places among the buffers: of the list's offsets
+    validity: int  # of the values' validity; text offsets or data and text data follow
+    width: int  # size of one element in bytes, 0 for text
+    is_list: bool
+    column: Column
 
 
 class _Known(NamedTuple):
     schema: pa.Schema
     start: Any  # a hasher that has seen the declarations
     plans: list[_Plan]
+    sizes: tuple[int, int]  # entries of nodes and buffers in a message
+
+
+class _Content(NamedTuple):
+    """A batch message: nodes are pairs of length and null count, buffers of offset and length."""
+
+    rows: int
+    nodes: memoryview
+    buffers: memoryview
+    body: memoryview
+
+    def view(self, index: int, start: int, size: int) -> memoryview:
+        """Return bytes of a buffer; raises unless it holds them."""
+        offset, length = self.buffers[index], self.buffers[index + 1]
+        begin = offset + start
+        end = begin + size
+        if offset < 0 or not 0 <= start <= start + size <= length or end > len(self.body):
+            raise _broken(f"{size} bytes at {start} of a buffer of {length} at {offset}")
+        return self.body[begin:end]
+
+    def array(self, index: int, dtype: Any, count: int) -> npt.NDArray[Any]:
+        """Return the first elements of a buffer."""
+        return np.frombuffer(self.view(index, 0, count * np.dtype(dtype).itemsize), dtype)
 
 
 _recent: list[_Known] = []
@@ -85,15 +123,14 @@ _recent: list[_Known] = []
 def digest(batch: pa.RecordBatch) -> bytes:
     """Return the digest of a batch's logical content, 16 bytes.
 
-    Guarantees: reads only, memory-safe also on arrays that were not validated. 32-bit lists and
-    string views are digested as what they hold.
+    Guarantees: 32-bit lists are digested as what they hold. Copies the batch once.
 
     Raises
     ------
     NotRaggedError, SchemaMismatchError
         The schema is not one of this format.
     InvariantError
-        A list is null, or a buffer is shorter than its array says (``RF-I001``, ``RF-I002``).
+        An array is not valid, or something is null that may not be (``RF-I001``, ``RF-I002``).
 
     Examples
     --------
@@ -104,40 +141,24 @@ def digest(batch: pa.RecordBatch) -> bytes:
     >>> digest(batch.slice(1)).hex()
     '4f92e1770a433729d5eeddc9c02f1ca7'
     """
-    known, batch = _prepare(batch)
-    hasher = known.start.copy()
-    update = hasher.update
-    update(_u64(batch.num_rows))
-    for plan, array in zip(known.plans, batch.columns, strict=True):
-        if plan.plain and _update_plain(update, array, plan.width):
-            continue
-        if plan.column.axis != RECORD:
-            array, lists = _flat(array, plan)
-            update(lists)
-        valid, offsets, data = _values(array, plan)
-        if valid is not None:
-            update(valid)
-        if offsets is not None:
-            update(offsets)
-        update(data)
-    return bytes(hasher.digest())
+    known, content = _serialize(batch)
+    return _digest(known, content)
 
 
-def _update_plain(update: Callable[[Any], None], array: pa.Array, width: int) -> bool:
-    """Digest the common form of a list straight from its buffers; False if this is not it."""
-    rows, values = len(array), array.values
-    missing, offsets, holes, data = array.buffers()
-    size = 8 * rows
-    if not rows or missing or holes or array.offset or values.offset or offsets.size < size + 8:
-        return False
-    view = memoryview(offsets).cast("B")
-    used = _i64(view, size)[0] * width
-    if _i64(view, 0)[0] != 0 or not 0 <= used <= (data.size if data else 0):
-        return False
-    update(view[: size + 8])
-    if used:
-        update(memoryview(data).cast("B")[:used])
-    return True
+def message_digest(
+    schema: pa.Schema, flatbuffer: bytes | memoryview, header: Header, body: memoryview
+) -> bytes:
+    """Return the digest of the batch that an uncompressed message holds, 16 bytes.
+
+    Guarantees: no copy; memory-safe whatever the message says.
+
+    Raises
+    ------
+    InvariantError
+        The buffers do not hold what the message says (``RF-I001``), or something is null that may
+        not be (``RF-I002``).
+    """
+    return _digest(_known(schema), _Content(*layout_of(flatbuffer, header), body))
 
 
 def record_digests(batch: pa.RecordBatch) -> Bytes:
@@ -145,98 +166,144 @@ def record_digests(batch: pa.RecordBatch) -> Bytes:
 
     One pass: columns are prepared once, then each record costs two updates per column.
     """
-    known, batch = _prepare(batch)
-    rows = batch.num_rows
+    known, content = _serialize(batch)
     pieces: list[tuple[memoryview, list[int]]] = []
-    for plan, array in zip(known.plans, batch.columns, strict=True):
-        pieces.extend(_record_pieces(plan, array))
+    for plan in known.plans:
+        pieces.extend(_record_pieces(plan, content))
     one = known.start.copy()
     one.update(_u64(1))
     out = bytearray()
-    for row in range(rows):
+    for row in range(content.rows):
         hasher = one.copy()
         update = hasher.update
         for data, bounds in pieces:
             update(data[bounds[row] : bounds[row + 1]])
         out += hasher.digest()
-    return np.frombuffer(out, np.uint8).reshape(rows, 16)
+    return np.frombuffer(out, np.uint8).reshape(content.rows, 16)
 
 
-def _record_pieces(plan: _Plan, array: pa.Array) -> list[tuple[memoryview, list[int]]]:
+def _digest(known: _Known, content: _Content) -> bytes:
+    if (len(content.nodes), len(content.buffers)) != known.sizes:
+        raise _broken(f"{len(content.nodes) // 2} nodes, {len(content.buffers) // 2} buffers")
+    hasher = known.start.copy()
+    update = hasher.update
+    rows, nodes, buffers, body = content
+    update(_u64(rows))
+    size = 8 * rows + 8
+    for plan in known.plans:
+        plain, nulls, values_nulls, place, validity, width, is_list, _ = plan
+        if plain and rows and not (nodes[nulls] or nodes[values_nulls]):
+            # The common form straight from its two buffers: whole lists from offset 0.
+            start, data = buffers[place], buffers[validity + 2]
+            offsets = body[start : start + size] if start >= 0 else _EMPTY
+            if len(offsets) == size <= buffers[place + 1] and offsets[:8] == _ZERO:
+                used = _i64(offsets, size - 8)[0] * width
+                values = body[data : data + used] if data >= 0 <= used else _EMPTY
+                if len(values) == used <= buffers[validity + 3]:
+                    update(offsets)
+                    update(values)
+                    continue
+        first, count = 0, rows
+        if is_list:
+            lists = _list_offsets(plan, content)
+            first, count = int(lists[0]), int(lists[-1] - lists[0])
+            update(lists - first)
+        for part in _values(plan, content, first, count):
+            if part is not None and len(part):
+                update(part)
+    return bytes(hasher.digest())
+
+
+def _list_offsets(plan: _Plan, content: _Content) -> Int64:
+    if content.nodes[plan.nulls]:
+        raise _null(plan)
+    if not content.rows:
+        return np.zeros(1, np.int64)
+    offsets = content.array(plan.offsets, np.int64, content.rows + 1)
+    if offsets[0] < 0 or offsets[-1] < offsets[0]:
+        raise _broken(f"offsets from {offsets[0]} to {offsets[-1]}")
+    return offsets
+
+
+def _values(
+    plan: _Plan, content: _Content, first: int, count: int
+) -> tuple[Bytes | None, Any, Any]:
+    """Return validity, text offsets and bytes of the elements, nulls made empty or zero."""
+    nulls = content.nodes[plan.values_nulls]
+    valid = None
+    if plan.column.nullable:
+        valid = _ONES[:count] if count <= len(_ONES) else np.ones(count, np.uint8)
+        if nulls and count:
+            bits = content.array(plan.validity, np.uint8, (first + count + 7) // 8)
+            valid = np.unpackbits(bits, bitorder="little")[first : first + count]
+    elif nulls:
+        raise _null(plan)
+    data: Any
+    if plan.width:
+        data = content.view(plan.validity + 2, first * plan.width, count * plan.width)
+        if valid is not None and nulls:
+            whole = np.frombuffer(data, np.uint8).reshape(count, plan.width)
+            data = np.ascontiguousarray(whole * valid[:, None]).reshape(-1)
+        return valid, None, data
+    if not count:
+        return valid, np.zeros(1, np.int64), b""
+    if count == 1 and not first and not nulls:  # one record; numpy would take longer
+        start, stop = _i32_pair(content.view(plan.validity + 2, 0, 8))
+        if 0 <= start <= stop:
+            data = content.view(plan.validity + 4, start, stop - start)
+            return valid, _pair(0, stop - start), data
+    ends = content.array(plan.validity + 2, np.int32, first + count + 1)[first:]
+    offsets = ends.astype(np.int64)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    if start < 0 or stop < start:
+        raise _broken(f"text offsets from {start} to {stop}")
+    data = content.view(plan.validity + 4, start, stop - start)
+    offsets -= start
+    if valid is not None and nulls:
+        lengths = np.diff(offsets)
+        data = np.frombuffer(data, np.uint8)[np.repeat(valid.astype(bool), lengths)]
+        offsets = offsets_of(lengths * valid.astype(np.int64))
+    return valid, offsets, data
+
+
+def _record_pieces(plan: _Plan, content: _Content) -> list[tuple[memoryview, list[int]]]:
     """Return bytes and where each record's share of them begins; the last bound is the end."""
-    rows = len(array)
+    rows = content.rows
     bounds = np.arange(rows + 1, dtype=np.int64)
-    pieces: list[tuple[npt.NDArray[Any], Int64]] = []
-    if plan.column.axis != RECORD:
-        array, bounds = _flat(array, plan)
+    pieces: list[tuple[Any, Int64]] = []
+    if plan.is_list:
+        lists = _list_offsets(plan, content)
+        bounds = lists - lists[0]
         own = np.zeros((rows, 2), np.int64)
         own[:, 1] = np.diff(bounds)
-        pieces.append((own, np.arange(rows + 1, dtype=np.int64) * 16))
-    valid, offsets, data = _values(array, plan)
+        pieces.append((own.reshape(-1), np.arange(rows + 1, dtype=np.int64) * 16))
+    first = int(lists[0]) if plan.is_list else 0
+    valid, offsets, data = _values(plan, content, first, int(bounds[-1]))
     if valid is not None:
         pieces.append((valid, bounds))
     if offsets is None:
         pieces.append((data, bounds * plan.width))
     else:
+        offsets = np.frombuffer(offsets, np.int64)
         entries = np.diff(bounds) + 1
         firsts = np.repeat(offsets[bounds[:-1]], entries)
         pieces.append((offsets[ranges(bounds[:-1], entries)] - firsts, offsets_of(entries) * 8))
         pieces.append((data, offsets[bounds]))
-    return [
-        (data.reshape(-1).data.cast("B"), bounds.tolist()) for data, bounds in pieces if data.size
-    ]
+    return [(memoryview(data).cast("B"), ends.tolist()) for data, ends in pieces if len(data)]
 
 
-def _flat(array: pa.Array, plan: _Plan) -> Flat:
-    _check(array, plan)
-    return flat(array)
+def _broken(detail: str) -> InvariantError:
+    return InvariantError(
+        "an Arrow array is invalid", got=detail,
+        expected="non-decreasing offsets inside their child, whole buffers",
+    )  # fmt: skip
 
 
-def _values(array: pa.Array, plan: _Plan) -> tuple[Bytes | None, Int64 | None, Bytes]:
-    """Return validity, text offsets and bytes of the elements, nulls made empty or zero."""
-    _check(array, plan)
-    count = len(array)
-    valid = None
-    if plan.column.nullable:
-        valid = np.ones(count, np.uint8)
-        if array.null_count:
-            valid = array.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
-    if plan.width:
-        if plan.column.shape:
-            array = array.flatten()
-        if not count:
-            return valid, None, _NOTHING
-        start = array.offset * (array.type.bit_width // 8)
-        data = np.frombuffer(array.buffers()[1], np.uint8, count * plan.width, start)
-        if array.null_count and valid is not None:
-            data = (data.reshape(count, plan.width) * valid[:, None]).reshape(-1)
-        return valid, None, data
-    if array.null_count:
-        array = pc.fill_null(array, pa.scalar("").cast(array.type))
-    if not count:
-        return valid, np.zeros(1, np.int64), _NOTHING
-    _, ends, text = array.buffers()
-    offsets = np.frombuffer(ends, np.int32, count + 1, 4 * array.offset).astype(np.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    data = np.frombuffer(text, np.uint8, last - first, first) if last > first else _NOTHING
-    return valid, offsets - first, data
-
-
-def _check(array: pa.Array, plan: _Plan) -> None:
-    """Raise unless buffers may be read as the array says."""
-    where = Where(column=plan.column.name)
-    try:
-        array.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowIndexError) as err:
-        raise InvariantError(
-            "an Arrow array is invalid", where=where, got=str(err),
-            expected="non-decreasing offsets inside their child, whole buffers, UTF-8 text",
-        ) from err  # fmt: skip
-    nested = plan.column.axis != RECORD and pa.types.is_large_list(array.type)
-    if array.null_count and (nested or not plan.column.nullable):
-        raise InvariantError(
-            "a value is null", code="RF-I002", where=where, expected="no nulls", got="null"
-        )
+def _null(plan: _Plan) -> InvariantError:
+    return InvariantError(
+        "a value is null", code="RF-I002", where=Where(column=plan.column.name),
+        expected="no nulls", got="null",
+    )  # fmt: skip
 
 
 def schema_digest(schema: pa.Schema) -> bytes:
@@ -293,14 +360,33 @@ def _metadata_json(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
         ) from err
 
 
-def _prepare(batch: pa.RecordBatch) -> tuple[_Known, pa.RecordBatch]:
-    schema = batch.schema
+def _serialize(batch: pa.RecordBatch) -> tuple[_Known, _Content]:
+    """Return the content of a batch in Arrow's serialised form, where slices are cut out."""
+    known = _find(batch.schema)
+    if known is None:
+        if any(pa.types.is_list(kind) for kind in batch.schema.types):
+            batch = canonical(batch)
+        known = _known(batch.schema)
+    check_arrays(batch)
+    view = memoryview(batch.serialize()).cast("B")
+    size = prefix_size(view[:8])
+    flatbuffer = view[8 : 8 + size]
+    layout = layout_of(flatbuffer, parse_header(flatbuffer))
+    return known, _Content(*layout, view[8 + size :])
+
+
+def _find(schema: pa.Schema) -> _Known | None:
     for known in _recent:
         if known.schema is schema or known.schema.equals(schema, check_metadata=True):
-            return known, batch
-    if any(pa.types.is_list(field.type) for field in schema):
-        return _prepare(canonical(batch))
+            return known
+    return None
+
+
+def _known(schema: pa.Schema) -> _Known:
+    if known := _find(schema):
+        return known
     start, plans = xxhash.xxh3_128(), []
+    node = buffer = 0
     for column in parse_schema(schema):
         shape = f"[{','.join(map(str, column.shape))}]" if column.shape else ""
         mark = "?" if column.nullable else ""
@@ -308,9 +394,21 @@ def _prepare(batch: pa.RecordBatch) -> tuple[_Known, pa.RecordBatch]:
         start.update(struct.pack("<I", len(text)) + text)
         is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
         width = 0 if is_text else column.type.bit_width // 8 * column.width
-        plain = column.axis != RECORD and bool(width) and not (column.nullable or column.shape)
-        plans.append(_Plan(column, width, plain))
-    known = _Known(schema, start, plans)
+        # Arrow's order: a list has validity and offsets, a fixed-size list validity, then the
+        # values validity, for text offsets, and data.
+        is_list = column.axis != RECORD
+        values_node = node + is_list + bool(column.shape)
+        validity = buffer + 2 * is_list + bool(column.shape)
+        plain = is_list and not (is_text or column.nullable or column.shape)
+        plans.append(
+            _Plan(
+                plain, 2 * node + 1, 2 * values_node + 1, 2 * buffer + 2, 2 * validity, width,
+                is_list, column,
+            )
+        )  # fmt: skip
+        node = values_node + 1
+        buffer = validity + 2 + is_text
+    known = _Known(schema, start, plans, (2 * node, 2 * buffer))
     _recent.insert(0, known)
     del _recent[8:]
-    return known, batch
+    return known

@@ -28,12 +28,11 @@ from ragged_format.decoding import (
     Projection,
     Validation,
     check_trailer,
-    conform,
     decode,
     verify_content,
     with_schema,
 )
-from ragged_format.digest import digest
+from ragged_format.encoding import Encoder
 from ragged_format.errors import (
     CorruptError,
     LimitExceededError,
@@ -42,11 +41,16 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
-from ragged_format.known_schemas import KnownSchema, known_schema, read_schema_message
-from ragged_format.local_files import open_binary, publish, temporary_name
-from ragged_format.messages import MAX_MESSAGE_BYTES, blocks_of, check_arrays, rows_of
-from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
-from ragged_format.validate import validate_batch
+from ragged_format.known_schemas import KnownSchema, read_schema_message
+from ragged_format.local_files import NewFile, open_binary
+from ragged_format.messages import (
+    END_OF_STREAM,
+    MAX_MESSAGE_BYTES,
+    blocks_of,
+    footer_of,
+    rows_of,
+)
+from ragged_format.trailer import Tally, Trailer
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -80,13 +84,12 @@ class FileWriter:
         self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
     ) -> None:
         self.path = Path(path)
-        self._known = known_schema(schema)
-        self._validate: Validation = validate
-        self._tally = Tally()
         self.trailer: Trailer | None = None
-        self._temporary = temporary_name(self.path)
-        self._file = pa.OSFile(os.fspath(self._temporary), "wb")
-        self._writer = pa.ipc.new_file(self._file, self._known.schema)
+        self._encoder = Encoder(schema, validate=validate, name=os.fspath(path))
+        self._blocks: list[tuple[int, int, int]] = []
+        self._new = NewFile(self.path)
+        self._file = self._new.file
+        self._file.write(MAGIC.ljust(8, b"\0") + self._encoder.known.message)
 
     def __enter__(self) -> Self:
         return self
@@ -111,29 +114,18 @@ class FileWriter:
         self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None
     ) -> None:
         """Write one batch; parameters and errors as :meth:`StreamWriter.write`."""
-        where = Where(file=str(self.path), batch=len(self._tally.rows_per_batch))
-        batch = conform(batch, self._known, where)
-        try:
-            check_arrays(batch)
-            if self._validate != "off":
-                validate_batch(batch, self._known.ragged, self._validate, where)
-        except RaggedError as err:
-            raise err.at(where) from err.__cause__
-        own = user_metadata(metadata) if metadata else {}
-        content = digest(batch)
-        self._writer.write_batch(batch, custom_metadata=batch_metadata(content, own))
-        self._tally.add(content, batch.num_rows, own)
+        self._put(*self._encoder.encode(batch, metadata))
 
     def close(self) -> Trailer:
         """Write the trailer, publish the file, once, and return the trailer."""
         if self.trailer is None:
+            trailer, head, body = self._encoder.finish()
             try:
-                trailer = self._tally.trailer(self._known.digest)
-                empty = pa.RecordBatch.from_pylist([], schema=self._known.schema)
-                self._writer.write_batch(empty, custom_metadata=trailer.to_metadata())
-                self._writer.close()
-                self._file.close()
-                publish(self._temporary, self.path)
+                self._put(head, body)
+                footer = footer_of(self._encoder.known.message, self._blocks)
+                size = len(footer).to_bytes(4, "little")
+                self._file.write(b"".join((END_OF_STREAM, footer, size, MAGIC)))
+                self._new.commit()
             except BaseException:
                 self.abort()
                 raise
@@ -142,8 +134,13 @@ class FileWriter:
 
     def abort(self) -> None:
         """Remove what was written; does nothing after :meth:`close`."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        if self.trailer is None:
+            self._new.abort()
+
+    def _put(self, head: bytes, body: bytes | memoryview) -> None:
+        self._blocks.append((self._file.tell(), len(head), len(body)))
+        self._file.write(head)
+        self._file.write(body)
 
 
 def write_file(
@@ -310,8 +307,7 @@ class FileReader:
     ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         try:
             message = self._message(index)
-            limit = max(MAX_MESSAGE_BYTES, message.header.body_bytes)
-            batch = decode(message, self._known, max_bytes=limit)
+            batch = decode(message, self._known, max_bytes=MAX_MESSAGE_BYTES)
             metadata = verify_content(
                 batch, self._known, message, tally, verify=verify, validate=self._validate
             )

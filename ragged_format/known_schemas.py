@@ -37,7 +37,7 @@ class KnownSchema(NamedTuple):
         Schema digest, 32 hexadecimal digits.
     message : bytes
         The Arrow schema message.
-    empty : pyarrow.Buffer
+    empty : bytes
         Message of a batch without rows.
     """
 
@@ -45,7 +45,7 @@ class KnownSchema(NamedTuple):
     ragged: RaggedSchema
     digest: str
     message: bytes
-    empty: pa.Buffer
+    empty: bytes
 
 
 _recent: list[KnownSchema] = []
@@ -63,7 +63,7 @@ def known_schema(schema: pa.Schema) -> KnownSchema:
         if known.schema is schema or known.schema.equals(schema, check_metadata=True):
             return known
     ragged = parse_schema(schema)
-    empty = pa.RecordBatch.from_pylist([], schema=schema).serialize()
+    empty = pa.RecordBatch.from_pylist([], schema=schema).serialize().to_pybytes()
     known = KnownSchema(
         schema, ragged, schema_digest(schema).hex(), schema.serialize().to_pybytes(), empty
     )

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
@@ -20,10 +20,10 @@ from ragged_format.errors import (
 
 __all__ = [
     "TEMPORARY_MARK",
+    "NewFile",
     "create",
     "local_path",
     "open_binary",
-    "publish",
     "scheme_of",
     "sync_directory",
     "temporary_name",
@@ -38,36 +38,53 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{secrets.token_hex(8)}")
 
 
-@contextmanager
-def create(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Write a file that replaces `path` when the block ends without an exception.
+class NewFile:
+    """A file under a temporary name that takes its final name, and its place, when it is complete.
 
     Guarantees: other processes see the old file or the whole new one; a file that is open or mapped
-    elsewhere keeps its content; with `durable`, the new file survives a power cut once the block
-    has ended. On an exception nothing changes.
+    elsewhere keeps its content; after :meth:`commit` the new file survives a power cut.
+
+    Attributes
+    ----------
+    file : binary file object
+        To be written.
     """
-    temporary = temporary_name(path)
-    with temporary.open("xb") as file:
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = temporary_name(path)
+        self.file = self._temporary.open("xb")
+
+    def commit(self) -> None:
+        """Make the content durable and the name final; on an exception nothing remains."""
         try:
-            yield file
-            file.flush()
-            publish(temporary, path, durable=durable)
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self._temporary.replace(self._path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            self.abort()
             raise
+        sync_directory(self._path.parent)
+
+    def abort(self) -> None:
+        """Remove the temporary file."""
+        # Closing flushes, which fails again on a full disk.
+        with suppress(OSError):
+            self.file.close()
+        self._temporary.unlink(missing_ok=True)
 
 
-def publish(temporary: Path, path: Path, *, durable: bool = True) -> None:
-    """Rename a finished file to its final name, its content and the name made durable."""
-    if durable:
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    temporary.replace(path)
-    if durable:
-        sync_directory(path.parent)
+@contextmanager
+def create(path: Path) -> Iterator[IO[bytes]]:
+    """Write a :class:`NewFile`; leaving the block commits it, an exception removes it."""
+    new = NewFile(path)
+    try:
+        yield new.file
+    except BaseException:
+        new.abort()
+        raise
+    new.commit()
 
 
 def sync_directory(path: Path) -> None:

@@ -13,7 +13,7 @@ whose inner offsets are relative and stay valid.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -33,10 +33,13 @@ __all__ = [
     "decode_batch",
     "decode_message",
     "encode_message",
+    "footer_of",
     "is_big_endian",
+    "layout_of",
     "parse_header",
     "prefix_size",
     "rows_of",
+    "uncompressed_bytes",
     "with_metadata",
 ]
 
@@ -134,19 +137,46 @@ def rows_of(metadata: bytes | memoryview, header: Header) -> int:
         raise _malformed(err) from err
 
 
-def uncompressed_bytes(metadata: bytes | memoryview, header: Header, body: pa.Buffer) -> int:
-    """Return the size that the buffers of a batch message have when decompressed.
+def layout_of(metadata: bytes | memoryview, header: Header) -> tuple[int, memoryview, memoryview]:
+    """Return rows, nodes and buffers of a batch message.
 
-    Declared sizes only: nothing is decompressed. A batch without compression has its body's size.
+    Nodes are pairs of length and null count, buffers pairs of offset in the body and length, both
+    end to end.
+    """
+    try:
+        table = header.table
+        fields = _vtable(metadata, table)
+        rows = _i64(metadata, table + fields[0])[0] if fields[0] else 0
+        return rows, _pairs(metadata, table, fields[1]), _pairs(metadata, table, fields[2])
+    except (struct.error, IndexError) as err:
+        raise _malformed(err) from err
+
+
+def _pairs(data: bytes | memoryview, table: int, field: int) -> memoryview:
+    if not field:
+        return memoryview(b"").cast("q")
+    vector = _child(data, table, field)
+    size = 16 * _u32(data, vector)[0]
+    pairs = memoryview(data)[vector + 4 : vector + 4 + size]
+    if len(pairs) != size:
+        raise IndexError(size)
+    return pairs.cast("q")
+
+
+def uncompressed_bytes(
+    metadata: bytes | memoryview, header: Header, body: memoryview
+) -> int | None:
+    """Return the size that the buffers of a batch message declare for when they are decompressed.
+
+    Nothing is decompressed. None for a batch without compression.
     """
     try:
         table = header.table
         fields = _vtable(metadata, table)
         if len(fields) < 4 or not fields[3]:
-            return header.body_bytes
+            return None
         vector = _child(metadata, table, fields[2])
         count = _u32(metadata, vector)[0]
-        view = memoryview(body)
         total = 0
         for place in range(vector + 4, vector + 4 + 16 * count, 16):
             offset, length = _i64(metadata, place)[0], _i64(metadata, place + 8)[0]
@@ -154,7 +184,7 @@ def uncompressed_bytes(metadata: bytes | memoryview, header: Header, body: pa.Bu
                 continue
             if offset < 0:
                 raise _malformed(f"a buffer at {offset}")
-            declared = _i64(view, offset)[0]
+            declared = _i64(body, offset)[0]
             total += length if declared == -1 else declared
             if declared < -1 or length < 0:
                 raise _malformed(f"a buffer of {length} bytes declares {declared}")
@@ -229,6 +259,39 @@ def _malformed(detail: object) -> CorruptError:
     )  # fmt: skip
 
 
+# Layout of an IPC file's footer; the schema message's flatbuffer follows at a multiple of 8.
+#    0  u32  position of the root table (20)
+#    4  u16 × 6  vtable: size 12, table size 20, positions of version, schema, dictionaries, batches
+#   16  4 bytes of padding
+#   20  root table: i32 distance to its vtable; u32 each to schema table, vector of dictionaries and
+#       vector of batches; i16 version; 2 bytes of padding
+#   40  u32 number of dictionaries (0)
+#   44  u32 number of batches
+#   48  for each: i64 offset, i32 size of head, 4 bytes of padding, i64 size of body
+_footer = struct.Struct("<I6H4xiIIIh2xII")
+_block = struct.Struct("<qi4xq")
+
+
+def footer_of(schema_message: bytes, blocks: Sequence[tuple[int, int, int]]) -> bytes:
+    """Return the footer of an IPC file.
+
+    Parameters
+    ----------
+    schema_message : bytes
+        The message at the start of the file.
+    blocks : sequence of (int, int, int)
+        Of every record batch message: its offset in the file, the size of its head (mark to
+        metadata), the size of its body.
+    """
+    flatbuffer = schema_message[8:]
+    start = _footer.size + _block.size * len(blocks)
+    schema = start + parse_header(flatbuffer).table
+    head = _footer.pack(
+        20, 12, 20, 16, 4, 8, 12, 16, schema - 24, 40 - 28, 44 - 32, _METADATA_V5, 0, len(blocks)
+    )
+    return b"".join((head, *(_block.pack(*block) for block in blocks), flatbuffer))
+
+
 # Layout of the metadata that `with_metadata` puts in front. All positions are relative to its
 # start; the old flatbuffer follows at a multiple of 8.
 #    0  u32  position of the root table (24)
@@ -243,33 +306,26 @@ _root = struct.Struct("<I7H6xiIqIhBx4H")
 _VECTOR = 56
 
 
-def with_metadata(message: pa.Buffer, metadata: Mapping[bytes, bytes]) -> tuple[bytes, pa.Buffer]:
-    """Return a serialised message with custom metadata: its head (mark to metadata) and its body.
-
-    Guarantees: the body is a view of `message`.
+def with_metadata(
+    flatbuffer: bytes | memoryview, header: Header, metadata: Mapping[bytes, bytes]
+) -> bytes:
+    """Return the head of a batch message, from its mark to its metadata, with custom metadata.
 
     Parameters
     ----------
-    message : pyarrow.Buffer
-        A message without custom metadata, as ``RecordBatch.serialize`` returns it.
+    flatbuffer, header : the metadata of a message without custom metadata, and what it says
+        As ``RecordBatch.serialize`` makes it.
     metadata : mapping of bytes to bytes
         Keys and values to add, in this order.
     """
-    view = memoryview(message).cast("B")
-    size = _i32(view, 4)[0]
-    old = bytes(view[8 : 8 + size])
-    root = _u32(old, 0)[0]
-    fields = _vtable(old, root)
-    table = _child(old, root, fields[2])
-    body_bytes = _i64(old, root + fields[3])[0] if fields[3] else 0
     pairs = _pack_key_values(metadata)
     start = _VECTOR + len(pairs)
     head = _root.pack(
-        24, 14, 24, 20, 22, 16, 8, 4, 20, _VECTOR - 28, body_bytes, start + table - 40,
-        _METADATA_V5, old[root + fields[1]], 8, 12, 4, 8,
+        24, 14, 24, 20, 22, 16, 8, 4, 20, _VECTOR - 28, header.body_bytes,
+        start + header.table - 40, _METADATA_V5, header.kind, 8, 12, 4, 8,
     )  # fmt: skip
-    total = start + len(old)
-    return b"".join((_prefix.pack(CONTINUATION, total), head, pairs, old)), message.slice(8 + size)
+    prefix = _prefix.pack(CONTINUATION, start + len(flatbuffer))
+    return b"".join((prefix, head, pairs, flatbuffer))
 
 
 def _pack_key_values(metadata: Mapping[bytes, bytes]) -> bytes:
@@ -310,7 +366,7 @@ def decode_batch(
         Schema of the batch.
     metadata, header : the message's flatbuffer and what :func:`parse_header` returned for it
     max_bytes : int
-        Largest decompressed size.
+        Largest decompressed size, where the body is compressed.
 
     Raises
     ------
@@ -319,9 +375,9 @@ def decode_batch(
     CorruptError
         Arrow cannot decode the message.
     """
-    body = message.slice(8 + len(metadata))
+    body = memoryview(message).cast("B")[8 + len(metadata) :]
     size = uncompressed_bytes(metadata, header, body)
-    if size > max_bytes:
+    if size is not None and size > max_bytes:
         raise LimitExceededError(
             "a batch is larger than the limit when decompressed",
             expected=f"<= {max_bytes} bytes", got=size, remedy="raise max_message_bytes",

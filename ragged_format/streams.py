@@ -16,10 +16,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from ragged_format.byte_source import Message, byte_source, describe, next_message
 from ragged_format.decoding import (
@@ -27,12 +26,11 @@ from ragged_format.decoding import (
     Projection,
     Validation,
     check_trailer,
-    conform,
     decode,
     verify_content,
     with_schema,
 )
-from ragged_format.digest import digest
+from ragged_format.encoding import Encoder
 from ragged_format.errors import (
     CorruptError,
     LimitExceededError,
@@ -42,18 +40,15 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
-from ragged_format.known_schemas import KnownSchema, known_schema, read_schema_message
-from ragged_format.local_files import create, open_binary
+from ragged_format.known_schemas import KnownSchema, read_schema_message
+from ragged_format.local_files import NewFile, open_binary
 from ragged_format.messages import (
     CONTINUATION,
     END_OF_STREAM,
     MAX_MESSAGE_BYTES,
-    check_arrays,
     rows_of,
-    with_metadata,
 )
-from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
-from ragged_format.validate import validate_batch
+from ragged_format.trailer import Tally, Trailer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,19 +81,18 @@ class StreamWriter:
         *,
         validate: Validation = "off",
     ) -> None:
-        self._known = known_schema(schema)
-        self._validate: Validation = validate
-        self._tally = Tally()
-        self._cleanup = ExitStack()
-        self.trailer: Trailer | None = None
+        self._new: NewFile | None = None
+        self._sink: Any = sink
+        name = getattr(sink, "name", None)
         if isinstance(sink, str | os.PathLike):
-            self._name: str | None = os.fspath(sink)
-            self._sink: Any = self._cleanup.enter_context(create(Path(sink)))
-        else:
-            self._name = getattr(sink, "name", None)
-            self._sink = sink
+            name = os.fspath(sink)
+        self._encoder = Encoder(schema, validate=validate, name=name)
+        if isinstance(sink, str | os.PathLike):
+            self._new = NewFile(Path(sink))
+            self._sink = self._new.file
         self._raw = isinstance(self._sink, io.RawIOBase)
-        self._put(self._known.message)
+        self.trailer: Trailer | None = None
+        self._put(self._encoder.known.message)
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +106,7 @@ class StreamWriter:
         if kind is None:
             self.close()
         else:
-            self._cleanup.__exit__(kind, error, traceback)
+            self.abort()
 
     def write(
         self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None
@@ -133,35 +127,32 @@ class StreamWriter:
         InvariantError
             The batch is invalid.
         """
-        where = Where(file=self._name, batch=len(self._tally.rows_per_batch))
-        batch = conform(batch, self._known, where)
-        try:
-            check_arrays(batch)
-            if self._validate != "off":
-                validate_batch(batch, self._known.ragged, self._validate, where)
-        except RaggedError as err:
-            raise err.at(where) from err.__cause__
-        own = user_metadata(metadata) if metadata else {}
-        content = digest(batch)
-        head, body = with_metadata(batch.serialize(), batch_metadata(content, own))
+        head, body = self._encoder.encode(batch, metadata)
         self._put(head)
         self._put(body)
-        self._tally.add(content, batch.num_rows, own)
 
     def close(self) -> Trailer:
         """Write the trailer and the end-of-stream mark, once, and return the trailer."""
-        if self.trailer is not None:
-            return self.trailer
-        with self._cleanup:
-            trailer = self._tally.trailer(self._known.digest)
-            head, body = with_metadata(self._known.empty, trailer.to_metadata())
-            self._put(b"".join((head, body, END_OF_STREAM)))
-            if hasattr(self._sink, "flush"):
-                self._sink.flush()
-        self.trailer = trailer
-        return trailer
+        if self.trailer is None:
+            try:
+                trailer, head, body = self._encoder.finish()
+                self._put(b"".join((head, body, END_OF_STREAM)))
+                if self._new is not None:
+                    self._new.commit()
+                elif hasattr(self._sink, "flush"):
+                    self._sink.flush()
+            except BaseException:
+                self.abort()
+                raise
+            self.trailer = trailer
+        return self.trailer
 
-    def _put(self, data: bytes | pa.Buffer) -> None:
+    def abort(self) -> None:
+        """Stop: the sink has no trailer, a path nothing; does nothing after :meth:`close`."""
+        if self._new is not None and self.trailer is None:
+            self._new.abort()
+
+    def _put(self, data: bytes | memoryview) -> None:
         if not self._raw:
             self._sink.write(data)
             return
@@ -259,11 +250,11 @@ class StreamReader:
         max_bytes: int | None = None,
         trailing: Literal["error", "leave"] = "error",
     ) -> None:
-        self._cleanup = ExitStack()
+        self._file: IO[bytes] | None = None
         self._name: str | None = None
         if isinstance(source, str | os.PathLike):
             self._name = os.fspath(source)
-            source = self._cleanup.enter_context(open_binary(Path(source)))
+            source = self._file = open_binary(Path(source))
         self._verify = verify
         self._validate: Validation = validate
         self._max_message_bytes = max_message_bytes
@@ -307,13 +298,12 @@ class StreamReader:
             raise self._failure
         if self.trailer is not None:
             raise StopIteration
-        where = Where(file=self._name, batch=len(self._tally.rows_per_batch))
         try:
             batch = self._advance()
         except RaggedError as err:
-            self._failure = err
+            self._failure = err.at(Where(self._name, len(self._tally.rows_per_batch)))
             self.close()
-            raise err.at(where) from err.__cause__
+            raise
         if batch is None:
             self.close()
             raise StopIteration
@@ -326,7 +316,8 @@ class StreamReader:
 
     def close(self) -> None:
         """Close the file if the reader opened it."""
-        self._cleanup.close()
+        if self._file is not None:
+            self._file.close()
 
     def _read_schema(self) -> KnownSchema:
         prefix = bytes(self._source.read(8))

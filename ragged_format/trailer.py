@@ -31,7 +31,7 @@ from typing import Any
 
 import xxhash
 
-from ragged_format.digest import canonical_json, text_digest
+from ragged_format.digest import text_digest
 from ragged_format.errors import ChecksumError, CorruptError, SchemaMismatchError
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 
@@ -76,16 +76,13 @@ class Trailer:
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """Return the custom metadata of the trailer batch."""
-        text = canonical_json(
-            {
-                "batches": self.batches,
-                "digest": self.digest,
-                "rows": self.rows,
-                "rows_per_batch": self.rows_per_batch,
-                "schema_digest": self.schema_digest,
-                "version": _VERSION,
-            }
-        )
+        rows = ",".join(map(str, self.rows_per_batch))
+        # Canonical JSON: of integers and hexadecimal digits it is easily made.
+        text = (
+            f'{{"batches":{self.batches},"digest":"{self.digest}","rows":{self.rows},'
+            f'"rows_per_batch":[{rows}],"schema_digest":"{self.schema_digest}",'
+            f'"version":"{_VERSION}"}}'
+        ).encode()
         return {TRAILER_KEY: text, CHECKSUM_KEY: text_digest(text).hex().encode()}
 
     @classmethod

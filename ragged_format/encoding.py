@@ -1,0 +1,78 @@
+"""From batches to messages with digests, and the trailer: what stream and file writers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ragged_format.decoding import Validation, conform
+from ragged_format.digest import message_digest
+from ragged_format.errors import RaggedError, Where
+from ragged_format.known_schemas import known_schema
+from ragged_format.messages import check_arrays, parse_header, prefix_size, with_metadata
+from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
+from ragged_format.validate import validate_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Encoder"]
+
+
+class Encoder:
+    """Turn batches of one schema into messages, count them, and make the trailer.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Schema of this format.
+    validate : {"full", "structural", "off"}
+        What is checked of every batch. Arrow's own validity always is.
+    name : str, optional
+        Of the sink, for errors.
+    """
+
+    def __init__(self, schema: pa.Schema, *, validate: Validation, name: str | None) -> None:
+        self.known = known_schema(schema)
+        self._validate: Validation = validate
+        self._name = name
+        self._tally = Tally()
+
+    def encode(
+        self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None
+    ) -> tuple[bytes, memoryview]:
+        """Return the head (mark to metadata) and the body of the batch's message.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The batch has another schema (``RF-S010``), or a metadata key is reserved (``RF-S009``).
+        InvariantError
+            The batch is invalid.
+        """
+        try:
+            batch = conform(batch, self.known, Where())
+            check_arrays(batch)
+            if self._validate != "off":
+                validate_batch(batch, self.known.ragged, self._validate, Where())
+            own = user_metadata(metadata) if metadata else {}
+        except RaggedError as err:
+            where = Where(file=self._name, batch=len(self._tally.rows_per_batch))
+            raise err.at(where) from err.__cause__
+        message = batch.serialize()
+        view = memoryview(message).cast("B")
+        start = 8 + prefix_size(view[:8])
+        flatbuffer = view[8:start]
+        header = parse_header(flatbuffer)
+        content = message_digest(self.known.schema, flatbuffer, header, view[start:])
+        self._tally.add(content, batch.num_rows, own)
+        return with_metadata(flatbuffer, header, batch_metadata(content, own)), view[start:]
+
+    def finish(self) -> tuple[Trailer, bytes, bytes]:
+        """Return the trailer, and the head and body of its message."""
+        trailer = self._tally.trailer(self.known.digest)
+        empty = self.known.empty
+        start = 8 + prefix_size(empty[:8])
+        flatbuffer = empty[8:start]
+        head = with_metadata(flatbuffer, parse_header(flatbuffer), trailer.to_metadata())
+        return trailer, head, empty[start:]
