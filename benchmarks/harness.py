@@ -26,6 +26,8 @@ __all__ = [
     "interleave",
     "median_ratio",
     "median_s",
+    "rate_text",
+    "raw",
     "speed_figure",
     "time_text",
     "total",
@@ -225,11 +227,19 @@ def speed_figure(
         median_ratio(peer, ours),
         goal,
         median_ratio(peer, ours, "wall"),
-        details={
-            "ours": [asdict(sample) for sample in ours],
-            "peer": [asdict(sample) for sample in peer],
-        },
+        details=raw(ours=ours, peer=peer),
     )
+
+
+def raw(**samples: list[Sample]) -> dict[str, Any]:
+    """Return the samples as plain JSON values, for `Figure.details`."""
+    return {name: [asdict(sample) for sample in part] for name, part in samples.items()}
+
+
+def rate_text(size: int, samples: list[Sample]) -> str:
+    """Return `size` bytes per median CPU second, as GB/s or MB/s."""
+    rate = size / median_s(samples)
+    return f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
 
 
 def format_table(figures: list[Figure]) -> str:

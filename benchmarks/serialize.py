@@ -88,7 +88,7 @@ def write_stream(batch: pa.RecordBatch) -> bytes:
 
 def read_stream(stream: bytes) -> list[pa.RecordBatch]:
     """Return the batches of a stream, verified."""
-    return list(rf.read_stream(io.BytesIO(stream)))
+    return list(rf.read_stream(stream))
 
 
 def check_same(batch: pa.RecordBatch, message: Any, stream: bytes) -> None:

@@ -1,0 +1,106 @@
+"""Files in the page cache to tensors, in order: the loader against memcpy of the same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import ragged_format as rf
+from benchmarks import shapes
+from benchmarks.harness import Figure, Settings, interleave, median_ratio, rate_text, raw
+from ragged_format.torch import RaggedLoader
+
+__all__ = ["run", "write_dataset"]
+
+# Different samples; the dataset repeats them under new ids until it has its size.
+DISTINCT = 512
+REPEATS = 6
+# Samples per batch; the goals are those of the larger one, which is sequential reading.
+SMALL, LARGE = 16, 64
+# Buffers that the copy goes round over, as many as the loader's ring has.
+RING = 4
+
+
+def run(settings: Settings) -> list[Figure]:
+    """Time epochs of loaders that are opened for it, and later epochs of one loader."""
+    distinct, repeats = (64, 2) if settings.quick else (DISTINCT, REPEATS)
+    with tempfile.TemporaryDirectory(prefix="ragged-bench-") as folder:
+        path = Path(folder) / "data"
+        write_dataset(path, distinct, repeats)
+        figures = []
+        for size, goals in ((LARGE, {"off": 0.9, "verified": 0.6}), (SMALL, {})):
+            figures += _compare(path, size, goals, settings)
+        return figures
+
+
+def _compare(path: Path, size: int, goals: dict[str, float], settings: Settings) -> list[Figure]:
+    with RaggedLoader(path, size) as loader:
+        sizes = [batch.nbytes for batch in loader]
+
+        def later() -> int:
+            return sum(batch.nbytes for batch in loader)
+
+        contenders: dict[str, Callable[[], object]] = {
+            "off": lambda: epoch(path, size),
+            "verified": lambda: epoch(path, size, verify=True),
+            "inline": lambda: epoch(path, size, prefetch=0),
+            "later": later,
+            "memcpy": memcpy(sizes),
+        }
+        samples = interleave(contenders, settings)
+    total = sum(sizes)
+    names = {
+        "off": "verification off",
+        "verified": "digests verified",
+        "inline": "off, prefetch=0",
+        "later": "off, later epochs",
+    }
+    return [
+        Figure(
+            f"{len(sizes)} batches of {size}, {total / 1e6:.0f} MB: {name}",
+            rate_text(total, samples[way]),
+            f"memcpy {rate_text(total, samples['memcpy'])}",
+            median_ratio(samples["memcpy"], samples[way]),
+            goals.get(way),
+            median_ratio(samples["memcpy"], samples[way], "wall"),
+            details=raw(ours=samples[way], peer=samples["memcpy"]),
+        )
+        for way, name in names.items()
+    ]
+
+
+def epoch(path: Path, size: int, *, verify: bool = False, prefetch: int = 2) -> int:
+    """Open the dataset, take every batch and return the bytes of all."""
+    with RaggedLoader(path, size, verify=verify, prefetch=prefetch) as loader:
+        return sum(batch.nbytes for batch in loader)
+
+
+def memcpy(sizes: list[int]) -> Callable[[], None]:
+    """Return a call that copies as many bytes, batch by batch, into a ring of buffers.
+
+    The source is memory of the process that was touched before: no page faults, no file.
+    """
+    source = np.ones(sum(sizes), np.uint8)
+    ring = [np.ones(max(sizes), np.uint8) for _ in range(RING)]
+
+    def copy() -> None:
+        start = 0
+        for number, size in enumerate(sizes):
+            np.copyto(ring[number % RING][:size], source[start : start + size])
+            start += size
+
+    return copy
+
+
+def write_dataset(path: Path, distinct: int, repeats: int) -> None:
+    """Write `distinct` samples `repeats` times, each time under new sample ids."""
+    batch = shapes.to_arrow(shapes.many(distinct))
+    index = batch.schema.get_field_index("sample_id")
+    with rf.Writer(path, batch.schema) as writer:
+        for repeat in range(repeats):
+            ids = [f"{repeat * distinct + i:08d}/0" for i in range(distinct)]
+            writer.write(batch.set_column(index, batch.schema.field(index), pa.array(ids)))
