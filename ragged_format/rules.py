@@ -31,6 +31,8 @@ __all__ = [
 LOG_PROB_TOLERANCE = 1e-4
 FLOAT16_MASS_TOLERANCE = 5e-3
 FLAG_BITS = 5
+# Elements of a table that is sorted at once: fits the cache.
+_TABLE_SIZE = 1 << 18
 
 
 class TargetFlag:
@@ -124,16 +126,19 @@ def set_ids_in_vocabulary(view: View) -> None:
         _in_vocabulary(view, "RF-I011", _ids(axis.name), what)
 
 
+def _inside(pairs: npt.NDArray[np.bool_], offsets: Int64) -> npt.NDArray[np.bool_]:
+    """Return `pairs`, (t - 1,) for neighbors, with those of different segments set to false."""
+    starts = offsets[1:-1]
+    pairs[starts[(starts > 0) & (starts <= len(pairs))] - 1] = False
+    return pairs
+
+
 def sets_ascend(view: View) -> None:
     """RF-I012."""
     for axis, _ in _headed(view, sets=True):
         ids = _ids(axis.name)
         values, offsets = view.values(ids), view.parents[axis.name]
-        if len(values) < 2:
-            continue
-        falls = values[1:] <= values[:-1]
-        starts = offsets[1:-1]
-        falls[starts[(starts > 0) & (starts < len(values))] - 1] = False
+        falls = _inside(values[1:] <= values[:-1], offsets)
         if falls.any():
             first = int(np.argmax(falls)) + 1
             view.fail_at(
@@ -179,29 +184,51 @@ def head_ids_in_vocabulary(view: View) -> None:
         _in_vocabulary(view, "RF-I014", _ids(axis.name), what)
 
 
-def _owners(view: View, axis: str) -> Int64:
-    lengths = np.diff(view.parents[axis])
-    return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
-
-
 def head_ids_unique(view: View) -> None:
     """RF-I015."""
     for axis, counts in _headed(view, sets=False):
         if counts.head_kind == "draws":
             continue
-        values = view.values(_ids(axis.name)).astype(np.int64, copy=False)
-        key = _owners(view, axis.name) * view.schema.vocab_size + values
-        ordered = np.sort(key)
-        twice = ordered[1:][ordered[1:] == ordered[:-1]]
-        if len(twice):
-            # The earliest element that repeats another: the first key of its value comes before.
-            repeats = np.flatnonzero(np.isin(key, twice))
-            _, firsts = np.unique(key[repeats], return_index=True)
-            first = int(np.delete(repeats, firsts)[0])
+        values, offsets = view.values(_ids(axis.name)), view.parents[axis.name]
+        head = _first_with_repeat(values, offsets)
+        if head is not None:
+            start = int(offsets[head])
+            ids = values[start : offsets[head + 1]]
+            _, firsts = np.unique(ids, return_index=True)
+            again = np.setdiff1d(np.arange(len(ids)), firsts)
             view.fail_at(
-                "RF-I015", "an id is twice in one head", _ids(axis.name), first,
+                "RF-I015", "an id is twice in one head", _ids(axis.name), start + int(again[0]),
                 expected="unique ids",
             )  # fmt: skip
+
+
+def _first_with_repeat(values: npt.NDArray[Any], offsets: Int64) -> int | None:
+    """Return the first segment that holds a value twice; values are not negative.
+
+    Segments of about equal length are sorted together as rows of a table, which is several times
+    faster than one sort of all pairs (segment, value).
+    """
+    lengths = np.diff(offsets)
+    signed = np.int32 if np.can_cast(values.dtype, np.int32) else np.int64
+    found: list[int] = []
+    width = 2
+    while width < 2 * lengths.max(initial=1):
+        segments = np.flatnonzero((lengths > width // 2) & (lengths <= width))
+        step = max(1, _TABLE_SIZE // width)
+        for start in range(0, len(segments), step):
+            rows = segments[start : start + step]
+            column = np.arange(width)
+            index = np.minimum(offsets[rows][:, None] + column, len(values) - 1)
+            table = values[index].astype(signed, copy=False)
+            # Padding that differs from all values and from other padding.
+            np.copyto(table, -1 - column, where=column >= lengths[rows][:, None], casting="unsafe")
+            table.sort(axis=1)
+            twice = (table[:, 1:] == table[:, :-1]).any(axis=1)
+            if twice.any():
+                found.append(int(rows[np.argmax(twice)]))
+                break
+        width *= 2
+    return min(found, default=None)
 
 
 def heads_descend(view: View) -> None:
@@ -211,8 +238,8 @@ def heads_descend(view: View) -> None:
         ordered = name in view.schema and view.schema[name].log_prob is not None
         if counts.head_kind == "draws" or not ordered or view.schema[name].approximate:
             continue
-        values, owner = view.values(name), _owners(view, axis.name)
-        rises = (values[1:] > values[:-1]) & (owner[1:] == owner[:-1])
+        values = view.values(name)
+        rises = _inside(values[1:] > values[:-1], view.parents[axis.name])
         if rises.any():
             first = int(np.argmax(rises)) + 1
             view.fail_at(
@@ -259,16 +286,17 @@ def mass(view: View) -> None:
         offsets = view.parents[column.axis]
         half = pa.types.is_float16(column.type)
         tolerance = FLOAT16_MASS_TOLERANCE if half else LOG_PROB_TOLERANCE
-        sums = np.zeros(int(offsets[-1]) + 1)
-        np.cumsum(np.exp(view.values(column.name), dtype=np.float64), out=sums[1:])
-        totals = sums[offsets[1:]] - sums[offsets[:-1]]
+        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
+        if not len(starts):
+            continue
+        totals = np.add.reduceat(np.exp(view.values(column.name), dtype=np.float64), starts)
         bad = totals > 1 + tolerance
         if bad.any():
-            owner = int(np.argmax(bad))
+            first = int(np.argmax(bad))
             view.fail_at(
                 "RF-I019", "the probabilities of one set or head sum to more than 1", column.name,
-                int(offsets[owner]), expected=f"sum <= {1 + tolerance}",
-                got=f"sum {totals[owner]}",
+                int(starts[first]), expected=f"sum <= {1 + tolerance}",
+                got=f"sum {totals[first]}",
             )  # fmt: skip
 
 
