@@ -15,6 +15,7 @@ except ImportError as err:
 
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.dataset import RaggedDataset
+from ragged_format.torch.head import support_log_probs
 from ragged_format.torch.loader import RaggedLoader
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, width_buckets
 
@@ -25,5 +26,6 @@ __all__ = [
     "pad_buckets",
     "pad_chunks",
     "pad_ragged",
+    "support_log_probs",
     "width_buckets",
 ]

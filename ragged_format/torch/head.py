@@ -1,0 +1,270 @@
+"""Log-prob and entropy of each target over its own candidate set, without a logits table.
+
+Follows Keep Sampling Mask (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): with S the recorded set
+of a target and z the trainer's logits over temperature, ``log p(y) = z[y] - logsumexp(z[S])``, the
+same S for the old and the new policy, so that importance ratios have one action set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
+from ragged_format.torch.head_stats import Problem, Stats, Transform, backward, forward
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ragged_format.torch.pad import Counts
+
+__all__ = ["support_log_probs"]
+
+# 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
+CHUNK_ELEMENTS = 1 << 22
+
+
+def support_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    pred_index: Tensor,
+    target_ids: Tensor,
+    candidate_ids: Tensor,
+    candidate_counts: Tensor,
+    temperature: float | Tensor = 1.0,
+    entropy_over: Literal["support", "vocabulary"] = "support",
+    *,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    soft_cap: float | None = None,
+    on_outside: Literal["error", "flag"] = "error",
+    host_counts: Counts | None = None,
+    vocab_start: int = 0,
+    group: dist.ProcessGroup | None = None,
+    out_dtype: torch.dtype | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-prob and the entropy of each target over its own candidate set.
+
+    Guarantees: exact gradients for `hidden`, `weight` and `bias`; logits exist only in chunks of
+    about `chunk_elements` numbers and are computed again in the backward pass, so that memory does
+    not depend on the vocabulary or on the widest set. Statistics are float32, or float64 for
+    float64 input. Gradients of a gradient are not supported.
+
+    Parameters
+    ----------
+    hidden : (n, h) Tensor
+        Last hidden states of the packed row.
+    weight : (v, h) Tensor
+        Rows of the head, in the dtype of `hidden`.
+    pred_index, target_ids : (m,) int Tensor
+        Position that predicts each target, and the token that it scores.
+    candidate_ids : (t,) int Tensor
+        Candidate sets end to end, each with distinct ids.
+    candidate_counts : (m,) int Tensor
+        Size of each set; 0 is the full vocabulary.
+    temperature : float or (m,) Tensor
+        Divides the logits.
+    entropy_over : {"support", "vocabulary"}
+        Over which ids the entropy (nats) is taken.
+    bias : (v,) Tensor, optional
+    logit_scale : float
+        Multiplies the logits before soft cap and temperature.
+    soft_cap : float, optional
+        ``cap * tanh(logit / cap)``, before temperature.
+    on_outside : {"error", "flag"}
+        A label that its set lacks: raise, or return -inf with a zero gradient. Never rescored.
+    host_counts : (m,) int array, optional
+        The counts on the host; without them, counts on an accelerator cost one synchronisation.
+    vocab_start : int
+        Id of the first row of `weight`, where the vocabulary is sharded by id range.
+    group : torch.distributed.ProcessGroup, optional
+        Ranks that hold the shards; every rank gives the same targets and hidden states, and gets
+        the same result and the summed gradient of `hidden`.
+    out_dtype : torch.dtype, optional
+        Default: the dtype of `hidden`. Give float32 for half-precision models: ratios need it.
+    chunk_elements : int
+        Bound on the numbers in one temporary.
+
+    Returns
+    -------
+    log_probs, entropy : (m,) Tensor
+
+    Raises
+    ------
+    InvariantError
+        A label is outside its set (``RF-I013``) or twice in it (``RF-I012``); counts do not sum to
+        t (``RF-I005``).
+    SchemaMismatchError
+        Shapes or dtypes that do not fit (``RF-S004``).
+
+    Examples
+    --------
+    >>> hidden, weight = torch.eye(2), torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 0.0]])
+    >>> index, ids = torch.tensor([0, 1]), torch.tensor([0, 1])
+    >>> log_probs, entropy = support_log_probs(
+    ...     hidden, weight, torch.tensor([0, 0]), torch.tensor([1, 1]), ids, torch.tensor([2, 0])
+    ... )
+    >>> log_probs
+    tensor([-0.1269, -0.2395])
+    """
+    _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
+    counts = candidate_counts.to(hidden.device, torch.int64)
+    host = np.asarray(candidate_counts.cpu() if host_counts is None else host_counts, np.int64)
+    _check_counts(host, len(target_ids), len(candidate_ids))
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    inverse = _inverse_temperature(temperature, len(target_ids), hidden.device, dtype)
+
+    def problem(ids: Tensor, per_target: Tensor, on_host: Any) -> Problem:
+        transform = Transform(bias, inverse, logit_scale, soft_cap)
+        return Problem(
+            hidden, weight, pred_index.to(hidden.device, torch.int64),
+            target_ids.to(hidden.device, torch.int64), ids, per_target, on_host, transform,
+            vocab_start, group, chunk_elements,
+        )  # fmt: skip
+
+    ids = candidate_ids.to(hidden.device, torch.int64)
+    over_sets = problem(ids, counts, host)
+    log_probs, entropy, hits = _run(hidden, weight, bias, over_sets)
+    _check_labels(hits, host, target_ids, on_outside)
+    if entropy_over == "vocabulary":
+        everything = problem(ids[:0], torch.zeros_like(counts), np.zeros_like(host))
+        entropy = _run(hidden, weight, bias, everything)[1]
+    elif entropy_over != "support":
+        raise LimitExceededError(
+            "entropy_over has no such choice", expected="'support' or 'vocabulary'",
+            got=entropy_over,
+        )  # fmt: skip
+    out = hidden.dtype if out_dtype is None else out_dtype
+    return log_probs.to(out), entropy.to(out)
+
+
+def _run(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+) -> tuple[Tensor, Tensor, Tensor]:
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Head.apply
+    return apply(hidden, weight, bias, problem)
+
+
+class _Head(torch.autograd.Function):
+    """Forward keeps statistics only; backward computes the logits again, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        stats = forward(problem)
+        ctx.save_for_backward(hidden, weight, bias, *stats)
+        ctx.problem = problem
+        ctx.mark_non_differentiable(stats.hits)
+        ctx.set_materialize_grads(False)
+        log_probs = torch.where(stats.hits > 0, stats.label_logit - stats.log_sum, -torch.inf)
+        return log_probs, stats.log_sum - stats.mean_logit, stats.hits
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_prob: Tensor | None, grad_entropy: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        hidden, weight, bias, *saved = ctx.saved_tensors
+        problem: Problem = ctx.problem
+        stats = Stats(*saved)
+        if grad_log_prob is None:
+            grad_log_prob = torch.zeros_like(stats.log_sum)
+        # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
+        grad_log_prob = torch.where(stats.hits > 0, grad_log_prob, 0)
+        out = backward(problem, stats, grad_log_prob, grad_entropy, ctx.needs_input_grad[:3])
+        if problem.group is not None and out.hidden is not None:
+            dist.all_reduce(out.hidden, group=problem.group)
+        return (
+            None if out.hidden is None else out.hidden.to(hidden.dtype),
+            None if out.weight is None else out.weight.to(weight.dtype),
+            None if out.bias is None else out.bias.to(bias.dtype),
+            None,
+        )
+
+
+def _inverse_temperature(
+    temperature: float | Tensor, size: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    if isinstance(temperature, Tensor) and temperature.dim() > 0:
+        if temperature.shape != (size,):
+            raise SchemaMismatchError(
+                "temperature is a scalar or has one entry per target",
+                expected=(size,), got=tuple(temperature.shape),
+            )  # fmt: skip
+        return temperature.to(device, dtype).reciprocal()
+    value = float(temperature)
+    if not value > 0:
+        raise LimitExceededError("a temperature is positive", expected="> 0", got=value)
+    return torch.full((size,), 1.0 / value, dtype=dtype, device=device)
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    pred_index: Tensor,
+    target_ids: Tensor,
+    candidate_ids: Tensor,
+    candidate_counts: Tensor,
+    bias: Tensor | None,
+) -> None:
+    wrong: tuple[str, object, object] | None = None
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        wrong = "hidden (n, h), weight (v, h)", "one h", (tuple(hidden.shape), tuple(weight.shape))
+    elif hidden.dtype != weight.dtype or not hidden.dtype.is_floating_point:
+        wrong = "hidden and weight", "one float dtype", (hidden.dtype, weight.dtype)
+    elif bias is not None and bias.shape != weight.shape[:1]:
+        wrong = "bias", tuple(weight.shape[:1]), tuple(bias.shape)
+    else:
+        size = target_ids.shape
+        vectors = {
+            "pred_index": (pred_index, size), "target_ids": (target_ids, size),
+            "candidate_counts": (candidate_counts, size),
+            "candidate_ids": (candidate_ids, candidate_ids.shape),
+        }  # fmt: skip
+        for name, (tensor, shape) in vectors.items():
+            if tensor.dim() != 1 or tensor.shape != shape or tensor.dtype.is_floating_point:
+                wrong = name, f"integers of shape {tuple(shape)}", (
+                    tensor.dtype, tuple(tensor.shape)
+                )  # fmt: skip
+                break
+    if wrong is not None:
+        name, expected, got = wrong
+        raise SchemaMismatchError(f"{name} do not fit", expected=expected, got=got)
+
+
+def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:
+    if len(host) != targets or (len(host) and host.min() < 0) or host.sum() != candidates:
+        raise InvariantError(
+            "the counts do not describe the candidates", code="RF-I005",
+            expected=f"{targets} counts >= 0 that sum to {candidates}",
+            got=f"{len(host)} counts, sum {host.sum()}",
+        )  # fmt: skip
+
+
+def _check_labels(
+    hits: Tensor, host: npt.NDArray[np.int64], target_ids: Tensor, on_outside: str
+) -> None:
+    if on_outside == "flag":
+        return
+    if on_outside != "error":
+        raise LimitExceededError(
+            "on_outside has no such choice", expected="'error' or 'flag'", got=on_outside
+        )
+    if bool((hits == 1).all()):
+        return
+    first = int((hits != 1).nonzero()[0, 0])
+    missing = hits[first] == 0
+    raise InvariantError(
+        "a candidate set lacks the sampled token" if missing else "an id is twice in one set",
+        code="RF-I013" if missing else "RF-I012",
+        where=Where(column="candidate_ids", position=first),
+        expected=f"token {int(target_ids[first])} once among the {host[first] or 'vocabulary'} ids",
+        got=f"{int(hits[first])} times",
+        remedy='repair the data, or pass on_outside="flag" to get -inf there',
+    )
