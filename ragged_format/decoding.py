@@ -144,22 +144,18 @@ def verify_content(
     """
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
-    if verify:
-        content = _content_digest(batch, message)
-        got = content.hex().encode()
-        if got != stated:
-            raise ChecksumError(
-                "a batch does not match its digest",
-                expected="a digest" if stated is None else stated.decode(errors="replace"),
-                got=got.decode() or "arrays too broken to digest",
-                remedy="fetch it again, or restore it from a copy",
-            )  # fmt: skip
-        tally.add(content, batch.num_rows, metadata)
-    else:
-        tally.rows_per_batch.append(batch.num_rows)
+    content = _content_digest(batch, message) if verify else b""
+    if verify and content.hex().encode() != stated:
+        raise ChecksumError(
+            "a batch does not match its digest",
+            expected="a digest" if stated is None else stated.decode(errors="replace"),
+            got=content.hex() or "arrays too broken to digest",
+            remedy="fetch it again, or restore it from a copy",
+        )  # fmt: skip
     check_arrays(batch)
     if validate != "off":
         validate_batch(batch, known.ragged, validate, Where())
+    tally.add(content, batch.num_rows, metadata)
     return metadata
 
 

@@ -261,6 +261,8 @@ def _values(
     offsets -= start
     if valid is not None and nulls:
         lengths = np.diff(offsets)
+        if (lengths < 0).any():
+            raise _broken("decreasing text offsets")
         data = np.frombuffer(data, np.uint8)[np.repeat(valid.astype(bool), lengths)]
         offsets = offsets_of(lengths * valid.astype(np.int64))
     return valid, offsets, data

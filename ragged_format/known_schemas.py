@@ -101,7 +101,12 @@ def read_schema_message(message: bytes) -> KnownSchema:
             raise CorruptError(
                 "Arrow cannot decode the schema", expected="an Arrow schema", got=str(err)
             ) from err
-        known = known_schema(schema)
+        try:
+            known = known_schema(schema)
+        except (UnicodeDecodeError, RecursionError) as err:
+            raise CorruptError(
+                "names or metadata of the schema are malformed", expected="UTF-8 text", got=str(err)
+            ) from err
         if len(_by_message) >= _KEPT:
             _by_message.clear()
         _by_message[message] = known

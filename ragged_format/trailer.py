@@ -112,7 +112,7 @@ class Trailer:
             trailer = cls(data["schema_digest"], tuple(rows), data["digest"])
             if (data["batches"], data["rows"]) != (trailer.batches, trailer.rows):
                 raise ValueError("batches and rows do not agree with rows_per_batch")
-        except (ValueError, KeyError, TypeError) as err:
+        except (ValueError, KeyError, TypeError, RecursionError) as err:
             raise CorruptError("the trailer is malformed", expected="a trailer", got=err) from err
         return trailer
 

@@ -1,0 +1,512 @@
+"""A damaged stream raises a typed error, or gives exactly what was written; never anything else."""
+
+import io
+import struct
+
+import pyarrow as pa
+import pytest
+import xxhash
+import zstandard
+from support.containers import (
+    equal,
+    messages,
+    small_batch,
+    small_schema,
+    stream_bytes,
+    three_batches,
+)
+
+import ragged_format as rf
+from ragged_format import messages as ipc
+from ragged_format.digest import message_digest
+
+TINY = rf.sample_schema(vocab_size=100, columns=["group_id"])
+
+
+def tiny_batches():
+    return [small_batch((2, 1), seed=i, prefix=f"{i}-", schema=TINY) for i in range(2)]
+
+
+def read(data):
+    return list(rf.read_stream(data))
+
+
+def test_a_stream_cut_at_any_byte_is_an_error():
+    """apache/arrow#49896, Basekick-Labs/arc#722."""
+    stream = stream_bytes(tiny_batches())
+    trailer_end = messages(stream)[-2]
+    for size in range(len(stream)):
+        with pytest.raises(rf.TruncatedError) as caught:
+            read(stream[:size])
+        missing_end = isinstance(caught.value, rf.MissingEndOfStreamError)
+        assert missing_end == (size >= trailer_end)
+        assert caught.value.code == ("RF-C003" if missing_end else "RF-C002")
+
+
+def test_a_compressed_stream_cut_at_any_byte_is_an_error_or_whole():
+    batches = tiny_batches()
+    packed = zstandard.compress(stream_bytes(batches))
+    for size in range(len(packed)):
+        try:
+            got = read(packed[:size])
+        except rf.RaggedError:
+            continue
+        assert equal(got, batches)
+
+
+@pytest.mark.parametrize("flip", [0xFF, None])
+def test_a_flipped_byte_is_an_error_or_has_no_effect(flip):
+    batches = tiny_batches()
+    stream = bytearray(stream_bytes(batches))
+    harmless = 0
+    for place in range(len(stream)):
+        change = flip or 1 << place % 8
+        stream[place] ^= change
+        try:
+            got = read(bytes(stream))
+        except rf.RaggedError:
+            pass
+        else:
+            assert equal(got, batches), place
+            harmless += 1
+        stream[place] ^= change
+    # What has no effect is padding and unused parts of Arrow's metadata.
+    assert harmless < len(stream) / 3
+
+
+def test_flips_in_values_are_checksum_errors():
+    stream = bytearray(stream_bytes(tiny_batches()))
+    bounds = messages(stream)
+    head = 8 + struct.unpack_from("<i", stream, bounds[1] + 4)[0]
+    message = ipc.parse_header(bytes(stream[bounds[1] + 8 : bounds[1] + head]))
+    _, _, buffers = ipc.layout_of(bytes(stream[bounds[1] + 8 : bounds[1] + head]), message)
+    pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
+    for offset, size in pairs:
+        for place in range(size):
+            at = bounds[1] + head + offset + place
+            stream[at] ^= 4
+            with pytest.raises(rf.ChecksumError):
+                read(bytes(stream))
+            stream[at] ^= 4
+
+
+def test_flips_in_schema_metadata_are_found():
+    schema = TINY.with_metadata({**TINY.metadata, b"note": b"some text"})
+    batch = pa.RecordBatch.from_arrays(tiny_batches()[0].columns, schema=schema)
+    stream = stream_bytes([batch])
+    changed = stream.replace(b"some text", b"same text")
+    assert changed != stream
+    with pytest.raises(rf.ChecksumError, match="schema digest"):
+        read(changed)
+    with pytest.raises(rf.ChecksumError, match="schema digest"):
+        list(rf.read_stream(changed, verify=False))
+
+
+def test_a_stream_cut_between_messages_is_an_error():
+    """Basekick-Labs/arc#722: plain Arrow reads it as a complete stream."""
+    batches = three_batches()
+    stream = stream_bytes(batches)
+    for number, bound in enumerate(messages(stream)[1:-2]):
+        with pa.ipc.open_stream(stream[:bound]) as plain:
+            assert plain.read_all().num_rows == 3 * number
+        reader = rf.read_stream(stream[:bound])
+        for expected in batches[:number]:
+            assert equal([next(reader)], [expected])
+        with pytest.raises(rf.TruncatedError, match="cut between two messages"):
+            next(reader)
+
+
+def test_an_end_mark_instead_of_the_trailer_is_an_error():
+    stream = stream_bytes(three_batches())
+    bounds = messages(stream)
+    for bound in bounds[1:-2]:
+        with pytest.raises(rf.TruncatedError, match="ends without its trailer"):
+            read(stream[:bound] + ipc.END_OF_STREAM)
+
+
+def test_a_missing_end_mark_is_its_own_error():
+    """paleolimbot/duckdb-nanoarrow#49: a producer forgot the end of the stream."""
+    stream = stream_bytes(three_batches())
+    for size in range(1, 9):
+        with pytest.raises(rf.MissingEndOfStreamError, match="RF-C003"):
+            read(stream[:-size])
+
+
+@pytest.mark.parametrize("extra", [b"\0", b"x", ipc.END_OF_STREAM, b"\n"])
+def test_bytes_behind_the_end_are_an_error(extra):
+    stream = stream_bytes(three_batches())
+    with pytest.raises(rf.CorruptError, match="bytes after the end-of-stream mark"):
+        read(stream + extra)
+    assert len(list(rf.read_stream(stream + extra, trailing="leave"))) == 3
+
+
+def test_lost_repeated_and_exchanged_batches_are_found():
+    stream = stream_bytes(three_batches())
+    bounds = messages(stream)
+    parts = [stream[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    schema, a, b, c, trailer, end = parts
+    for order in ([a, b], [a, b, c, c], [b, a, c], [a, c], []):
+        with pytest.raises(rf.ChecksumError):
+            read(b"".join((schema, *order, trailer, end)))
+    with pytest.raises(rf.CorruptError, match="something follows the trailer"):
+        read(b"".join((schema, a, b, c, trailer, trailer, end)))
+    with pytest.raises(rf.CorruptError, match="something follows the trailer"):
+        read(b"".join((schema, a, b, c, trailer, c, end)))
+    with pytest.raises(rf.CorruptError, match="not a record batch"):
+        read(b"".join((schema, a, schema, b, c, trailer, end)))
+    assert len(read(b"".join(parts))) == 3
+
+
+def test_a_batch_of_another_stream_is_found():
+    """Each part is intact; only the running digest tells."""
+    one, other = stream_bytes(three_batches()), stream_bytes([small_batch(seed=9)] * 3)
+    a, b = messages(one), messages(other)
+    mixed = one[: a[2]] + other[b[2] : b[3]] + one[a[3] :]
+    with pytest.raises(rf.ChecksumError, match="running digest"):
+        read(mixed)
+    assert len(list(rf.read_stream(mixed, verify=False))) == 3
+
+
+def test_metadata_of_a_batch_is_covered():
+    def write(cursor):
+        sink = io.BytesIO()
+        with rf.StreamWriter(sink, TINY) as writer:
+            writer.write(tiny_batches()[0], {"cursor": cursor})
+        return sink.getvalue()
+
+    stream = write("17")
+    with pytest.raises(rf.ChecksumError, match="running digest"):
+        read(stream.replace(b"\x0217\0" if b"\x0217\0" in stream else b"17\0\0", b"18\0\0", 1))
+
+
+def with_batch_metadata(metadata):
+    """Return a stream whose one batch has other custom metadata than ours."""
+    batch = tiny_batches()[0]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TINY) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    stream = stream_bytes([batch])
+    bounds = messages(stream)
+    foreign = sink.getvalue().to_pybytes()
+    return foreign[: messages(foreign)[2]] + stream[bounds[2] :]
+
+
+def test_a_batch_without_digest_is_an_error():
+    with pytest.raises(rf.ChecksumError, match="does not match its digest"):
+        read(with_batch_metadata({"other": "x"}))
+    assert len(list(rf.read_stream(with_batch_metadata({"other": "x"}), verify=False))) == 1
+
+
+def forged_trailer(text, *, rows=False):
+    """Return a stream of no batches with a trailer that has a right checksum and this text."""
+    checksum = xxhash.xxh3_128(text).hexdigest()
+    metadata = {"ragged_format:trailer": text, "ragged_format:trailer_checksum": checksum}
+    sink = pa.BufferOutputStream()
+    batch = tiny_batches()[0]
+    with pa.ipc.new_stream(sink, TINY) as writer:
+        writer.write_batch(batch if rows else batch.slice(0, 0), custom_metadata=metadata)
+    return sink.getvalue().to_pybytes()
+
+
+GOOD = (
+    b'{"batches":0,"digest":"%s","rows":0,"rows_per_batch":[],"schema_digest":"%s","version":"0.1"}'
+    % (xxhash.xxh3_128(b"").hexdigest().encode(), rf.schema_digest(TINY).hex().encode())
+)
+
+
+def test_a_hand_made_trailer_is_one():
+    assert read(forged_trailer(GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"{}", b"null", b"\xff", GOOD.replace(b"[]", b'["x"]'),
+     GOOD.replace(b'"rows":0', b'"rows":1'), GOOD.replace(b'"batches":0', b'"batches":2'),
+     GOOD.replace(b"[]", b"7"), b"[" * 100_000],
+)  # fmt: skip
+def test_malformed_trailers_are_corrupt(text):
+    with pytest.raises(rf.CorruptError, match="trailer is malformed"):
+        read(forged_trailer(text))
+
+
+def test_a_trailer_with_rows_is_corrupt():
+    with pytest.raises(rf.CorruptError, match="trailer has rows"):
+        read(forged_trailer(GOOD, rows=True))
+
+
+def test_a_changed_trailer_fails_its_checksum():
+    stream = stream_bytes(tiny_batches())
+    with pytest.raises(rf.ChecksumError, match="trailer does not match its checksum"):
+        read(stream.replace(b'"batches":2', b'"batches":3'))
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [(b"", "empty"), (zstandard.compress(b""), "empty")],
+)
+def test_empty_input_is_truncated(data, what):
+    for source in (data, io.BytesIO(data)):
+        with pytest.raises(rf.TruncatedError, match=what):
+            rf.read_stream(source)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"ARROW1\0\0" + bytes(20), "an Arrow IPC file"),
+        (b"PAR1" + bytes(20), "a Parquet file"),
+        (b'{"input_ids": [1]}', "JSON text"),
+        (b'  [{"a": 1}]', "JSON text"),
+        (b"\x1f\x8b\x08" + bytes(20), "gzip data"),
+        (b"hello world", "bytes 68 65"),
+        (b"\xff\xff\xff", "RF-C002"),
+        (b"\x10\x00\x00\x00" + bytes(30), "bytes 10 00"),  # a stream of before Arrow 0.15
+    ],
+)
+def test_other_data_is_named(data, name):
+    for source in (data, io.BytesIO(data)):
+        with pytest.raises((rf.NotRaggedError, rf.TruncatedError), match=name):
+            rf.read_stream(source)
+
+
+def test_plain_arrow_is_not_ragged():
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"a": [1]})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(rf.NotRaggedError, match="RF-S001"):
+        rf.read_stream(sink.getvalue())
+
+
+def test_plain_arrow_with_our_schema_has_no_trailer():
+    sink = pa.BufferOutputStream()
+    batch = small_batch()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    reader = rf.read_stream(sink.getvalue(), verify=False)
+    assert equal([next(reader)], [batch])
+    with pytest.raises(rf.TruncatedError, match="not of this format"):
+        next(reader)
+    with pytest.raises(rf.ChecksumError):
+        read(sink.getvalue())
+
+
+def test_the_end_mark_alone():
+    with pytest.raises(rf.TruncatedError, match="before its schema"):
+        rf.read_stream(ipc.END_OF_STREAM)
+
+
+def test_a_batch_instead_of_the_schema():
+    stream = stream_bytes(tiny_batches())
+    with pytest.raises(rf.CorruptError, match="does not begin with a schema"):
+        rf.read_stream(stream[messages(stream)[1] :])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        (b"version", b"9.0", rf.UnsupportedVersionError),
+        (b"version", b"one", rf.NotRaggedError),
+        (b"required_features", b'["time_travel"]', rf.UnsupportedFeatureError),
+        (b"profile", b"other", rf.NotRaggedError),
+        (b"vocab_size", b"-1", rf.SchemaMismatchError),
+    ],
+)
+def test_versions_and_features(key, value, error):
+    metadata = {**TINY.metadata, b"ragged_format:" + key: value}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TINY.with_metadata(metadata)) as writer:
+        writer.write_batch(tiny_batches()[0])
+    with pytest.raises(error):
+        rf.read_stream(sink.getvalue())
+
+
+def test_a_newer_minor_version_is_read():
+    schema = TINY.with_metadata({**TINY.metadata, b"ragged_format:version": b"0.99"})
+    batch = pa.RecordBatch.from_arrays(tiny_batches()[0].columns, schema=schema)
+    assert equal(read(stream_bytes([batch])), [batch])
+
+
+def test_big_endian_data_is_refused():
+    stream = bytearray(stream_bytes(tiny_batches()))
+    size = struct.unpack_from("<i", stream, 4)[0]
+    flatbuffer = stream[8 : 8 + size]
+    table = ipc.parse_header(bytes(flatbuffer)).table
+    vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
+    # Little endian is the default and not stored; let the field lie on one that is not zero.
+    struct.pack_into(
+        "<H", stream, 8 + vtable + 4, *struct.unpack_from("<H", flatbuffer, vtable + 6)
+    )
+    with pytest.raises(rf.UnsupportedFeatureError, match="big-endian"):
+        rf.read_stream(stream)
+
+
+def test_dictionaries_are_refused():
+    field = TINY.field("sample_id")
+    schema = TINY.set(0, field.with_type(pa.dictionary(pa.int32(), pa.string())))
+    batch = tiny_batches()[0]
+    columns = [batch.column(0).dictionary_encode(), *batch.columns[1:]]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    with pytest.raises(rf.SchemaMismatchError):
+        read(sink.getvalue())
+
+
+def test_a_lying_body_size_allocates_nothing():
+    """A header of some hundred bytes that declares an enormous body."""
+    stream = bytearray(stream_bytes(tiny_batches()))
+    bounds = messages(stream)
+    start = bounds[1] + 8
+    root = struct.unpack_from("<I", stream, start)[0]
+    vtable = root - struct.unpack_from("<i", stream, start + root)[0]
+    place = start + root + struct.unpack_from("<H", stream, start + vtable + 10)[0]
+    for size in (1 << 45, (1 << 63) - 1):
+        struct.pack_into("<q", stream, place, size)
+        for source in (bytes(stream), io.BytesIO(stream)):
+            with pytest.raises(rf.LimitExceededError):
+                read(source)
+    struct.pack_into("<q", stream, place, 1 << 29)
+    with pytest.raises(rf.TruncatedError):
+        read(io.BytesIO(stream))
+    struct.pack_into("<q", stream, place, -8)
+    with pytest.raises(rf.CorruptError):
+        read(io.BytesIO(stream))
+
+
+@pytest.mark.parametrize("size", [-1, -(1 << 31), (1 << 31) - 1])
+def test_a_lying_metadata_size(size):
+    stream = bytearray(stream_bytes(tiny_batches()))
+    struct.pack_into("<i", stream, 4, size)
+    with pytest.raises(rf.CorruptError):
+        read(bytes(stream))
+
+
+def test_limits():
+    batches = three_batches()
+    stream = stream_bytes(batches)
+    bounds = messages(stream)
+    assert len(list(rf.read_stream(stream, max_bytes=len(stream)))) == 3
+    reader = rf.read_stream(stream, max_bytes=bounds[3])
+    assert equal([next(reader), next(reader)], batches[:2])
+    with pytest.raises(rf.LimitExceededError, match="RF-L001"):
+        next(reader)
+    largest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    assert len(list(rf.read_stream(stream, max_message_bytes=largest))) == 3
+    with pytest.raises(rf.LimitExceededError):
+        list(rf.read_stream(stream, max_message_bytes=largest - 1))
+    with pytest.raises(rf.LimitExceededError):
+        rf.read_stream(stream, max_message_bytes=100)
+
+
+def test_a_zstd_bomb_is_limited():
+    batch = small_batch((30_000,), schema=small_schema([]))
+    flat = pa.RecordBatch.from_arrays(
+        [
+            batch.column(0),
+            pa.array([[1] * 300_000], batch.schema.field(1).type),
+            pa.array([[0] * 300_000], batch.schema.field(2).type),
+        ],
+        schema=batch.schema,
+    )
+    packed = zstandard.compress(stream_bytes([flat]))
+    assert len(packed) < 5000
+    assert len(read(packed)) == 1
+    with pytest.raises(rf.LimitExceededError):
+        list(rf.read_stream(packed, max_bytes=100_000))
+    with pytest.raises(rf.LimitExceededError):
+        list(rf.read_stream(packed, max_message_bytes=100_000))
+
+
+def test_corrupt_zstd_is_corrupt():
+    packed = bytearray(zstandard.compress(stream_bytes(three_batches())))
+    packed[len(packed) // 2] ^= 0xFF
+    with pytest.raises(rf.RaggedError):
+        read(bytes(packed))
+    with pytest.raises(rf.CorruptError, match="zstd"):
+        read(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_bodies_are_read_within_the_limit(codec):
+    batch = small_batch((300,) * 20)
+    ours = stream_bytes([batch])
+    bounds = messages(ours)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata={"ragged_format:digest": rf.digest(batch).hex()})
+    packed = sink.getvalue().to_pybytes()
+    packed = packed[: messages(packed)[2]] + ours[bounds[2] :]
+    assert len(packed) < len(ours)
+    assert equal(read(packed), [batch])
+    with pytest.raises(rf.LimitExceededError, match="decompressed"):
+        list(rf.read_stream(packed, max_message_bytes=len(packed)))
+
+
+def crafted(ids, masks, *, digest=True):
+    """Return a stream of one batch with these raw arrays, digests as if it were in order."""
+    schema = small_schema([])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([str(i) for i in range(len(ids))]), ids, masks], schema=schema
+    )
+    metadata = {"ragged_format:digest": "0" * 32}
+    if digest:
+        message = batch.serialize().to_pybytes()
+        start = 8 + ipc.prefix_size(message[:8])
+        content = message_digest(
+            schema,
+            message[8:start],
+            ipc.parse_header(message[8:start]),
+            memoryview(message)[start:],
+        )
+        metadata = {"ragged_format:digest": content.hex()}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    return sink.getvalue().to_pybytes()
+
+
+def test_crafted_offsets_are_refused():
+    """huggingface/datasets#8350: the digest is right, the offsets are not."""
+    kind = small_schema([]).field("input_ids").type
+    ids = pa.LargeListArray.from_arrays([0, 3, 1, 4], pa.array([1, 2, 3, 4], pa.int32())).cast(kind)
+    masks = pa.array([[0], [0], [0, 0]], small_schema([]).field("completion_mask").type)
+    stream = crafted(ids, masks)
+    pa.ipc.open_stream(stream).read_all().validate()
+    for verify in (True, False):
+        with pytest.raises(rf.InvariantError, match="RF-I001") as caught:
+            list(rf.read_stream(stream, verify=verify))
+        assert caught.value.where.batch == 0
+    with pytest.raises(rf.ChecksumError):
+        read(crafted(ids, masks, digest=False))
+
+
+def test_lengths_that_disagree_are_found_by_validation():
+    schema = small_schema([])
+    ids = pa.array([[1, 2], [3]], schema.field("input_ids").type)
+    masks = pa.array([[0], [0, 0]], schema.field("completion_mask").type)
+    stream = crafted(ids, masks)
+    with pytest.raises(rf.InvariantError, match="RF-I003"):
+        list(rf.read_stream(stream, validate="structural"))
+
+
+def test_flips_of_offsets_and_null_counts_are_checksum_errors():
+    """Arrow's metadata of a batch: lengths, null counts, places of buffers."""
+    batch = small_batch()
+    stream = bytearray(stream_bytes([batch]))
+    bounds = messages(stream)
+    size = struct.unpack_from("<i", stream, bounds[1] + 4)[0]
+    start = bounds[1] + 8
+    found = 0
+    for place in range(start, start + size):
+        for flip in (1, 0x80):
+            stream[place] ^= flip
+            try:
+                got = read(bytes(stream))
+            except rf.RaggedError:
+                found += 1
+            else:
+                assert equal(got, [batch])
+            stream[place] ^= flip
+    assert found > size / 2
