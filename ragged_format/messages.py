@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ragged_format.errors import CorruptError, InvariantError, LimitExceededError, TruncatedError
+from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
+from ragged_format.soundness import check_arrays
 
 __all__ = [
     "BATCH",
@@ -387,23 +388,6 @@ def decode_batch(
     except (pa.ArrowException, OSError, OverflowError, MemoryError) as err:
         raise CorruptError(
             "Arrow cannot decode a record batch", expected="a batch of the schema", got=str(err)
-        ) from err
-
-
-def check_arrays(batch: pa.RecordBatch) -> None:
-    """Raise ``RF-I001`` unless every Arrow array of the batch is valid.
-
-    Arrow's readers do not check offsets; used unchecked, wrong ones crash other readers.
-    """
-    try:
-        batch.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowIndexError) as err:
-        raise InvariantError(
-            "an Arrow array is invalid",
-            code="RF-I001",
-            expected="non-decreasing offsets inside their child, whole buffers, UTF-8 text",
-            got=str(err),
-            remedy="do not use the data: its producer wrote broken lists",
         ) from err
 
 

@@ -19,6 +19,7 @@ from ragged_format.lists import Flat, Int64, flat, offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.rules import FULL_RULES
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
+from ragged_format.soundness import check_array
 from ragged_format.view import View, locate
 
 __all__ = ["UniqueIds", "validate"]
@@ -118,43 +119,13 @@ def _check_arrays(batch: pa.RecordBatch, schema: RaggedSchema) -> dict[str, Flat
     lists: dict[str, Flat] = {}
     for column in schema:
         array = batch.column(column.name)
-        if (fault := _arrow_fault(array)) is not None:
-            raise InvariantError(
-                "an Arrow array is invalid",
-                code="RF-I001",
-                where=Where(row=_faulty_row(array), column=column.name),
-                expected="non-decreasing offsets inside their child, whole buffers, UTF-8 text",
-                got=str(fault),
-                remedy="do not use the data: its producer wrote broken lists",
-            ) from fault
+        check_array(array, column.name)
         if column.axis == RECORD:
             _check_nulls(column, array, np.arange(len(array) + 1))
         else:
             lists[column.name] = _flat(array, column.name)
             _check_nulls(column, *lists[column.name])
     return lists
-
-
-def _arrow_fault(array: pa.Array) -> pa.ArrowException | None:
-    try:
-        array.validate(full=True)
-    except pa.ArrowException as err:
-        return err
-    return None
-
-
-def _faulty_row(array: pa.Array) -> int | None:
-    """Return the first row of an invalid array that is at fault, None where no row is."""
-    if _arrow_fault(array.slice(0, 0)) is not None:
-        return None
-    sound, faulty = 0, len(array)
-    while faulty - sound > 1:
-        middle = (sound + faulty) // 2
-        if _arrow_fault(array.slice(0, middle)) is None:
-            sound = middle
-        else:
-            faulty = middle
-    return sound
 
 
 def _flat(array: pa.Array, name: str) -> Flat:
