@@ -35,8 +35,8 @@ from ragged_format.decoding import (
 from ragged_format.encoding import Encoder
 from ragged_format.errors import (
     CorruptError,
-    LimitExceededError,
     NotRaggedError,
+    OutOfRangeError,
     RaggedError,
     TruncatedError,
     Where,
@@ -253,7 +253,7 @@ class FileReader:
 
         Raises
         ------
-        LimitExceededError
+        OutOfRangeError
             There is no such batch (``RF-L002``).
         ChecksumError, CorruptError, InvariantError
         """
@@ -290,8 +290,8 @@ class FileReader:
 
     def _load(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         if not 0 <= index < self.num_batches:
-            raise LimitExceededError(
-                "there is no such batch", code="RF-L002", where=Where(file=str(self.path)),
+            raise OutOfRangeError(
+                "there is no such batch", where=Where(file=str(self.path)),
                 expected=f"0 <= index < {self.num_batches}", got=index,
             )  # fmt: skip
         loaded = self._kept.get(index)

@@ -2,6 +2,7 @@
 
 import io
 import struct
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -143,7 +144,7 @@ def test_bytes_behind_the_end_are_an_error(extra):
 def test_lost_repeated_and_exchanged_batches_are_found():
     stream = stream_bytes(three_batches())
     bounds = messages(stream)
-    parts = [stream[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [stream[a:b] for a, b in pairwise(bounds)]
     schema, a, b, c, trailer, end = parts
     for order in ([a, b], [a, b, c, c], [b, a, c], [a, c], []):
         with pytest.raises(rf.ChecksumError):
@@ -391,7 +392,7 @@ def test_limits():
     assert equal([next(reader), next(reader)], batches[:2])
     with pytest.raises(rf.LimitExceededError, match="RF-L001"):
         next(reader)
-    largest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    largest = max(b - a for a, b in pairwise(bounds))
     assert len(list(rf.read_stream(stream, max_message_bytes=largest))) == 3
     with pytest.raises(rf.LimitExceededError):
         list(rf.read_stream(stream, max_message_bytes=largest - 1))
