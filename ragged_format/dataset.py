@@ -258,7 +258,9 @@ class Dataset:
                 validate_batch(batch, known.ragged, level, where)
                 if level == "full" and SAMPLE_ID in known.ragged:
                     ids = batch.column(SAMPLE_ID).to_pylist()
-                    hashes.append(np.array([xxhash.xxh3_64_intdigest(i) for i in ids], np.uint64))
+                    hashes.append(
+                        np.array([xxhash.xxh3_64_intdigest(i.encode()) for i in ids], np.uint64)
+                    )
         if hashes:
             self._check_unique(np.concatenate(hashes))
 
