@@ -78,6 +78,22 @@ def canonical(
         A list or a value is null where none may be (``RF-I002``).
     LimitExceededError
         A string column exceeds 2 GiB.
+
+    Examples
+    --------
+    >>> from ragged_format import sample_schema
+    >>> schema = sample_schema(vocab_size=99, columns=[])
+    >>> data = {"input_ids": [[5, 6], []], "sample_id": ["a", "b"], "completion_mask": [[0, 1], []]}
+    >>> batch = canonical(pa.table(data), schema)
+    >>> batch.schema.equals(schema, check_metadata=True), batch.num_rows
+    (True, 2)
+    >>> canonical(pa.table({**data, "input_ids": [[5, None], []]}), schema)
+    Traceback (most recent call last):
+    ...
+    ragged_format.errors.InvariantError: [RF-I002] a value is null
+      where:    row 0, column 'input_ids', position 1
+      expected: no nulls
+      got:      null
     """
     table = as_table(data)
     declared = parse_schema(_declarable(table.schema if schema is None else schema))

@@ -3,6 +3,46 @@
 Every operation takes and returns a record batch of this format. A column moves because of the axis
 that it lies on, not because of its name. All of them accept sliced batches and lists whose first
 offset is not 0, and loop over columns only.
+
+Examples
+--------
+>>> from ragged_format import sample_schema
+>>> schema = sample_schema(vocab_size=99, columns=["candidate_counts", "candidate_ids"])
+>>> rows = [
+...     {
+...         "sample_id": "a",
+...         "input_ids": [5, 6, 7],
+...         "completion_mask": [0, 1, 1],
+...         "candidate_counts": [1, 3],
+...         "candidate_ids": [6, 2, 7, 9],
+...     },
+...     {
+...         "sample_id": "b",
+...         "input_ids": [5, 8],
+...         "completion_mask": [0, 1],
+...         "candidate_counts": [2],
+...         "candidate_ids": [4, 8],
+...     },
+... ]
+>>> batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+>>> take(batch, [1, 1]).column("candidate_ids").to_pylist()
+[[4, 8], [4, 8]]
+>>> last = select_targets(batch, np.array([False, True, True]))
+>>> last.column("completion_mask").to_pylist(), last.column("candidate_ids").to_pylist()
+([[0, 0, 1], [0, 1]], [[2, 7, 9], [4, 8]])
+>>> cut(batch, stop=2).column("candidate_ids").to_pylist()
+[[6], [4, 8]]
+>>> slice_axis(batch, stop=1, axis="candidate").column("candidate_ids").to_pylist()
+[[6, 2], [4]]
+>>> concat([batch, batch], axis="token").column("input_ids").to_pylist()
+[[5, 6, 7, 5, 6, 7], [5, 8, 5, 8]]
+>>> take(batch, [2])
+Traceback (most recent call last):
+...
+ragged_format.errors.LimitExceededError: [RF-L002] an index lies outside the record axis
+  where:    position 0
+  expected: 0 <= index < 2
+  got:      2
 """
 
 from __future__ import annotations
