@@ -121,11 +121,17 @@ def test_slice_axis(batch, start, length, data):
     elements = model.records(batch)
     axis = draw_axis(data, schema)
     stop = None if length is None else data.draw(st.sampled_from([start + length, length]))
-    if stop is not None and stop < start:
-        expected = model.slice_axis(elements, schema, axis, 0, 0)
-    else:
-        expected = model.slice_axis(elements, schema, axis, start, stop)
+    expected = model.slice_axis(elements, schema, axis, start, stop)
     check(batch, lambda b: rf.slice_axis(b, start, stop, axis=axis), expected, schema)
+
+
+@pytest.mark.parametrize("axis", ["record", "token", "target", "candidate"])
+@pytest.mark.parametrize("bounds", [(2, 1), (3, 0), (10**6, 1), (10**6, None), (1, 10**6)])
+def test_slice_bounds_that_cross_or_lie_outside(axis, bounds):
+    batch = rollouts(np.random.default_rng(0), num_samples=4, prompt_length=3, response_length=9)
+    schema = rf.parse_schema(batch.schema)
+    expected = model.slice_axis(model.records(batch), schema, axis, *bounds)
+    check(batch, lambda b: rf.slice_axis(b, *bounds, axis=axis), expected, schema)
 
 
 @given(batch=BATCHES, data=st.data())

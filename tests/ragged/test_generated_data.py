@@ -275,6 +275,12 @@ def test_forms_are_what_they_say():
     assert variants(batch.slice(0, 0))["no chunks"].column("input_ids").num_chunks == 0
 
 
+def test_forms_without_polars(monkeypatch):
+    batch = rollouts(np.random.default_rng(0), num_samples=1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "polars" not in variants(batch)
+
+
 def test_generators_need_no_hypothesis():
     code = """
 import sys

@@ -153,6 +153,13 @@ def test_the_order_of_asking_does_not_matter():
     assert schema.equals(rf.sample_schema(vocab_size=7, columns=asked[::-1]), check_metadata=True)
 
 
+def test_required_columns_may_be_declared_otherwise():
+    shared = replace(rf.standard_column("input_ids"), share_key=True)
+    schema = rf.parse_schema(rf.sample_schema(vocab_size=7, columns=[shared]))
+    assert schema["input_ids"].share_key
+    assert list(schema.columns) == list(REQUIRED["sample"])
+
+
 def test_axes_of_the_sample_profile():
     schema = rf.parse_schema(rf.sample_schema(vocab_size=7))
     parents = {axis.name: (axis.parent, axis.counts, axis.mask) for axis in schema.axes.values()}
