@@ -437,11 +437,11 @@ class RaggedBatch:
                 remedy="join batches before moving them",
             )  # fmt: skip
         arrays = [self._host_array(part.kind, part.name) for part in self.plan.parts]
-        flat = [
-            array.view(np.uint8) if array.dtype == np.bool_ else array.reshape(-1)
-            for array in arrays
+        arrays = [
+            array if part.over >= 0 else array.reshape(-1).view(np.uint8)
+            for part, array in zip(self.plan.parts, arrays, strict=True)
         ]
-        return view_of(self.plan, self.num_rows, flat)
+        return view_of(self.plan, self.num_rows, arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
         arena = self.arena
@@ -484,7 +484,7 @@ class RaggedBatch:
         part = self.plan.parts[number]
         start = self._layout.starts[number]
         size = self._layout.lengths[number]
-        flat = arena[start : start + size * part.width * part.itemsize].view(part.dtype)
+        flat = arena[start : start + size * part.nbytes].view(part.dtype)
         return flat.view(size, *part.shape) if part.shape else flat
 
     def _axis(self, axis: str) -> str:

@@ -33,16 +33,23 @@ class Span(NamedTuple):
 
     Attributes
     ----------
-    slices : list of slice
-        Of the run's view.
+    los, his : list of int
+        First element in the run's view, and the one after the last.
     sizes : list of int
         Elements of each run.
     total : int
     """
 
-    slices: list[slice]
+    los: list[int]
+    his: list[int]
     sizes: list[int]
     total: int
+
+    def slices(self, unit: int) -> list[slice]:
+        """Return where the runs' elements lie in their views, in bytes of `unit` each."""
+        if unit == 1:
+            return list(map(slice, self.los, self.his))
+        return [slice(lo * unit, hi * unit) for lo, hi in zip(self.los, self.his, strict=True)]
 
 
 class Measured(NamedTuple):
@@ -80,7 +87,7 @@ def measure(plan: Plan, runs: Runs) -> Measured:
         los = list(map(getitem, marks, firsts))
         his = list(map(getitem, marks, lasts))
         sizes = list(map(sub, his, los))
-        spans.append(Span(list(map(slice, los, his)), sizes, sum(sizes)))
+        spans.append(Span(los, his, sizes, sum(sizes)))
     lengths = [
         spans[part.space].total if part.over < 0 else spans[part.over].total + 1
         for part in plan.parts
@@ -90,35 +97,39 @@ def measure(plan: Plan, runs: Runs) -> Measured:
 
 def write(plan: Plan, measured: Measured, memory: npt.NDArray[np.uint8]) -> None:
     """Copy every part to its place in `memory`, which has at least ``layout.nbytes`` bytes."""
-    runs, num_rows, spans, layout = measured
-    if not runs.views:
-        memory[: layout.nbytes] = 0
+    (views, _, _), num_rows, spans, (starts, lengths) = measured
+    if not views:
+        memory[: starts[-1]] = 0
         return
-    single = num_rows == len(runs.views)
-    by_part = zip(*[view.arrays for view in runs.views], strict=True)
-    for part, start, length, sources in zip(
-        plan.parts, layout.starts, layout.lengths, by_part, strict=False
-    ):
-        out = memory[start : start + length * part.width * part.itemsize]
-        slices, sizes, _ = spans[part.space]
-        if part.over < 0:
-            if part.width > 1:
-                slices = [slice(s.start * part.width, s.stop * part.width) for s in slices]
-            pieces = list(map(getitem, sources, slices))
-            np.concatenate(pieces, out=out.view(sources[0].dtype))
-        elif single and part.over == 0:
-            out.view(np.int64)[:] = list(accumulate(sizes, initial=0))
+    number = len(views)
+    sliced: dict[tuple[int, int], list[slice]] = {}
+    by_part = zip(*[view.arrays for view in views], strict=True)
+    for part, start, length, sources in zip(plan.parts, starts, lengths, by_part, strict=False):
+        space, unit = part.space, part.nbytes
+        out = memory[start : start + length * unit]
+        if part.over >= 0:
+            offsets = out.view(np.int64)
+            if number == num_rows and part.over == 0:
+                offsets[:] = list(accumulate(spans[space].sizes, initial=0))
+            else:
+                _rebase(sources, spans[part.over], spans[space], offsets)
+            continue
+        slices = sliced.get((space, unit))
+        if slices is None:
+            slices = sliced[space, unit] = spans[space].slices(unit)
+        if number == 1:
+            out[:] = sources[0][slices[0]]
         else:
-            _rebase(sources, spans[part.over], spans[part.space], out.view(np.int64))
+            np.concatenate(list(map(getitem, sources, slices)), out=out)
 
 
 def _rebase(sources: tuple[Array, ...], over: Span, into: Span, out: Array) -> None:
     """Write the offsets of joined runs: each run's own, moved to where the run begins."""
-    pieces = [
-        source[s.start + 1 : s.stop + 1] for source, s in zip(sources, over.slices, strict=True)
-    ]
     out[0] = 0
-    np.concatenate(pieces, out=out[1:])
-    begins = accumulate(into.sizes[:-1], initial=0)
-    shifts = [begin - s.start for begin, s in zip(begins, into.slices, strict=True)]
-    out[1:] += shifts[0] if len(shifts) == 1 else np.repeat(shifts, over.sizes)
+    at, base = 1, 0
+    for source, lo, size, begin, inner in zip(
+        sources, over.los, over.sizes, into.los, into.sizes, strict=True
+    ):
+        np.subtract(source[lo + 1 : lo + 1 + size], begin - base, out=out[at : at + size])
+        at += size
+        base += inner

@@ -35,12 +35,10 @@ class Part(NamedTuple):
     name : str
         Axis or column name.
     dtype : torch.dtype
-    itemsize : int
-        Bytes of one value.
+    nbytes : int
+        Bytes of one element.
     shape : tuple of int
         Shape of one element; ``()`` is a scalar.
-    width : int
-        Values in one element.
     space : int
         Position in `Plan.spaces` of what the elements are; for offsets, of what they point into.
     over : int
@@ -50,9 +48,8 @@ class Part(NamedTuple):
     kind: Kind
     name: str
     dtype: torch.dtype
-    itemsize: int
+    nbytes: int
     shape: tuple[int, ...]
-    width: int
     space: int
     over: int
 
@@ -110,7 +107,7 @@ class Plan:
         end = 0
         mask = ALIGNMENT - 1
         for part, length in zip(self.parts, lengths, strict=True):
-            end = (end + length * part.width * part.itemsize + mask) & ~mask
+            end = (end + length * part.nbytes + mask) & ~mask
             starts.append(end)
         return Layout(starts, lengths)
 
@@ -161,7 +158,7 @@ def _part(
     shape: tuple[int, ...] = (),
     over: int = -1,
 ) -> Part:
-    return Part(kind, name, dtype, dtype.itemsize, shape, math.prod(shape), space, over)
+    return Part(kind, name, dtype, dtype.itemsize * math.prod(shape), shape, space, over)
 
 
 def _dtype(column: Column) -> torch.dtype:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from ragged_format.errors import RaggedError
@@ -15,6 +15,13 @@ T = TypeVar("T")
 
 # How often a waiting consumer makes sure that the thread is alive.
 _LOOK_S = 1.0
+
+
+class _End:
+    """The last thing that the thread says."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
 
 
 class Prefetcher(Generic[T]):
@@ -34,13 +41,14 @@ class Prefetcher(Generic[T]):
         Name of the thread.
     """
 
+    # Two queues of C, not a condition of Python: that costs more than the batch of a few samples.
+
     def __init__(self, make: Callable[[], Generator[T, None, None]], depth: int, name: str) -> None:
-        self._depth = depth
-        self._items: deque[T] = deque()
-        self._changed = threading.Condition()
+        self._items: SimpleQueue[T | _End] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
         self._stopped = False
-        self._done = False
-        self._error: BaseException | None = None
         # A daemon, because the interpreter joins other threads before exit handlers can stop them.
         self._thread = threading.Thread(target=self._run, args=(make,), name=name, daemon=True)
         self._thread.start()
@@ -55,58 +63,49 @@ class Prefetcher(Generic[T]):
         Exception
             What the generator raised, or RaggedError if the thread died without a word.
         """
-        with self._changed:
-            while not self._items:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
-                if self._done:
-                    raise StopIteration
-                if not self._changed.wait(_LOOK_S) and not self._thread.is_alive():
-                    self._done = True
-                    raise RaggedError(
-                        "the loader's thread is gone", expected="a running thread",
-                        got="none, for instance because the process was forked",
+        while True:
+            try:
+                item = self._items.get(timeout=_LOOK_S)
+            except Empty:
+                if self._thread.is_alive() or not self._items.empty():
+                    continue
+                item = _End(
+                    RaggedError(
+                        "the loader's thread is gone", expected="a running thread", got="none",
                         remedy="iterate in the process that made the iterator",
-                    )  # fmt: skip
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
+                    )
+                )  # fmt: skip
+            if not isinstance(item, _End):
+                self._room.put(None)
+                return item
+            self._items.put(_End(None))  # for the next call
+            raise item.error or StopIteration
 
     def stop(self) -> None:
         """End the thread and wait until it has; items not taken are dropped."""
-        with self._changed:
-            self._stopped = self._done = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._stopped = True
+        self._room.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        while not self._items.empty():
+            self._items.get()
+        self._items.put(_End(None))
 
     def _run(self, make: Callable[[], Generator[T, None, None]]) -> None:
-        items = None
+        error: BaseException | None = None
         try:
             items = make()
-            # Room first: a batch that is made before there is room would need one more arena.
-            while self._has_room():
-                item = next(items, None)
-                if item is None:
-                    return
-                with self._changed:
-                    if not self._stopped:
-                        self._items.append(item)
-                    self._changed.notify_all()
-                del item
-        except BaseException as err:  # noqa: BLE001 - whatever it is, the consumer must learn of it
-            self._error = err
-        finally:
-            if items is not None:
+            try:
+                while True:
+                    # Room first: a batch made before there is room would need one more arena.
+                    self._room.get()
+                    if self._stopped:
+                        break
+                    self._items.put(next(items))
+            finally:
                 items.close()
-            with self._changed:
-                self._done = True
-                self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        with self._changed:
-            while len(self._items) >= self._depth and not self._stopped:
-                self._changed.wait()
-            return not self._stopped
+        except StopIteration:
+            pass
+        except BaseException as err:  # noqa: BLE001 - whatever it is, the consumer must learn of it
+            error = err
+        self._items.put(_End(error))

@@ -197,6 +197,8 @@ class Records:
         self._bounds = source.shards.bounds
         self.num_rows = int(self._bounds[-1])
         self._views: dict[int, View] = {}
+        # The batch that was read last: the next span mostly begins there.
+        self._around = (0, 0, View(0, [], []))
         # Of the shards opened so far: the first record and the key of every batch, in order.
         self._opened: dict[int, tuple[Int64, Int64]] = {}
         self._starts: Int64 = np.zeros(0, np.int64)
@@ -216,15 +218,20 @@ class Records:
 
     def span(self, first: int, last: int) -> Runs:
         """Return the runs of the consecutive records ``[first, last)``, one for each batch."""
-        runs = Runs([], [], [])
+        views, firsts, lasts = runs = Runs([], [], [])
         while first < last:
-            keys, rows = self.locate(np.array([first], np.int64))
-            view = self.view(keys[0])
-            stop = min(view.num_rows, rows[0] + last - first)
-            runs.views.append(view)
-            runs.firsts.append(rows[0])
-            runs.lasts.append(stop)
-            first += stop - rows[0]
+            begin, end, view = self._around
+            if not begin <= first < end:
+                (key,), (row,) = self.locate(np.array([first], np.int64))
+                view = self.view(key)
+                begin = first - row
+                end = begin + view.num_rows
+                self._around = begin, end, view
+            stop = min(last, end)
+            views.append(view)
+            firsts.append(first - begin)
+            lasts.append(stop - begin)
+            first = stop
         return runs
 
     def view(self, key: int) -> View:

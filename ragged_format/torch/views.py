@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragged_format.errors import InvariantError, SchemaMismatchError, Where
+from ragged_format.errors import InvariantError, RaggedError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of, to_numpy
 from ragged_format.schema import RECORD, Column
 from ragged_format.torch.plan import Plan, is_text
@@ -36,8 +36,8 @@ class View:
         For each space of the plan, the first element of each record, and the end; fast to index
         one by one.
     arrays : list of ndarray
-        For each part of the plan its values in this batch, one-dimensional: the elements of
-        fixed-shape columns end to end, offsets of text not rebased, validity as uint8.
+        For each part of the plan its content in this batch: offsets as (n + 1,) int64 or, for
+        text, int32 that need not begin at 0; everything else as bytes, (t * nbytes,) uint8.
     """
 
     num_rows: int
@@ -58,28 +58,35 @@ def open_view(batch: pa.RecordBatch, plan: Plan, where: Where | None = None) -> 
     InvariantError
         Offsets are not safe (``RF-I001``, ``RF-I003``, ``RF-I005``).
     """
-    place = where or Where()
+    try:
+        return _open(batch, plan)
+    except RaggedError as err:
+        raise err.at(where or Where()) from err.__cause__
+
+
+def _open(batch: pa.RecordBatch, plan: Plan) -> View:
     known: dict[str, Int64] = {}
     parts: dict[tuple[str, str], Array] = {}
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for column in plan.schema:
-        here = Where(column=column.name).inside(place)
-        if column.name not in batch.schema.names:
+        values = columns.get(column.name)
+        if values is None:
             raise SchemaMismatchError(
-                "the data lacks a column", code="RF-S003", where=here,
-                expected=column.name, got=", ".join(batch.schema.names),
+                "the data lacks a column", code="RF-S003", where=Where(column=column.name),
+                expected=column.name, got=", ".join(columns),
             )  # fmt: skip
-        values = batch.column(column.name)
         if column.axis != RECORD:
             values, offsets = flat(values)
-            _check_offsets(offsets, len(values), here)
-            if not np.array_equal(known.setdefault(column.axis, offsets), offsets):
-                _fail_lengths(plan, column, known[column.axis], offsets, here)
-        _open_column(parts, column, values, here)
+            _check_offsets(offsets, len(values), column)
+            first = known.setdefault(column.axis, offsets)
+            if first is not offsets and not np.array_equal(first, offsets):
+                _fail_lengths(plan, column, first, offsets)
+        _open_column(parts, column, values)
     for axis in plan.axes[1:]:
         if axis not in known:
             # Nothing that is loaded lies on the axis: its lengths follow from what opens it.
             opened = plan.schema.axes[axis]
-            counts = parts["values", str(opened.counts)].astype(np.int64)
+            counts = to_numpy(flat(columns[str(opened.counts)]).values).astype(np.int64)
             known[axis] = offsets_of(counts)[known[opened.parent]]
         parts["offsets", axis] = known[axis]
     return view_of(plan, batch.num_rows, [parts[part.kind, part.name] for part in plan.parts])
@@ -102,9 +109,7 @@ def _marks(array: Array) -> Sequence[int]:
     return cast("Sequence[int]", memoryview(cast("Any", array)))
 
 
-def _open_column(
-    parts: dict[tuple[str, str], Array], column: Column, values: pa.Array, where: Where
-) -> None:
+def _open_column(parts: dict[tuple[str, str], Array], column: Column, values: pa.Array) -> None:
     if column.nullable:
         parts["valid", column.name] = (
             values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
@@ -115,11 +120,10 @@ def _open_column(
         _, bounds, data = values.buffers()
         offsets = np.zeros(1, np.int32)
         if len(values):
-            span = slice(values.offset, values.offset + len(values) + 1)
-            offsets = np.frombuffer(bounds, np.int32)[span]
+            start = values.offset
+            offsets = np.frombuffer(bounds, np.int32)[start : start + len(values) + 1]
         content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        if offsets[0] < 0 or offsets[-1] > len(content) or (offsets[1:] < offsets[:-1]).any():
-            _fail_offsets(len(content), where)
+        _check_offsets(offsets, len(content), column, whole=False)
         parts["text_offsets", column.name] = offsets
         parts["values", column.name] = content
         return
@@ -127,29 +131,26 @@ def _open_column(
         # What lies under a null is undefined; a float that is not there must not pass for one.
         missing = float("nan") if pa.types.is_floating(values.type) else column.fill
         values = pc.fill_null(values, pa.scalar(missing, values.type))
-    parts["values", column.name] = to_numpy(values).reshape(-1)
+    parts["values", column.name] = to_numpy(values).reshape(-1).view(np.uint8)
 
 
-def _check_offsets(offsets: Int64, total: int, where: Where) -> None:
-    if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
-        _fail_offsets(total, where)
+def _check_offsets(offsets: Array, total: int, column: Column, *, whole: bool = True) -> None:
+    first, last = int(offsets[0]), int(offsets[-1])
+    fits = (first, last) == (0, total) if whole else first >= 0 and last <= total
+    if not fits or (offsets[1:] < offsets[:-1]).any():
+        raise InvariantError(
+            "offsets decrease or leave their values", code="RF-I001",
+            where=Where(column=column.name),
+            expected=f"non-decreasing offsets in [0, {total}]", got=f"from {first} to {last}",
+            remedy="do not use the data: its producer wrote broken lists",
+        )  # fmt: skip
 
 
-def _fail_offsets(total: int, where: Where) -> NoReturn:
-    raise InvariantError(
-        "offsets decrease or leave their values", code="RF-I001", where=where,
-        expected=f"non-decreasing offsets in [0, {total}]", got="others",
-        remedy="do not use the data: its producer wrote broken lists",
-    )  # fmt: skip
-
-
-def _fail_lengths(
-    plan: Plan, column: Column, known: Int64, got: Int64, where: Where
-) -> NoReturn:  # fmt: skip
+def _fail_lengths(plan: Plan, column: Column, known: Int64, got: Int64) -> NoReturn:
     row = int(np.argmax(np.diff(known) != np.diff(got)))
     raise InvariantError(
         f"columns of axis {column.axis!r} differ in length",
         code="RF-I003" if plan.schema.axes[column.axis].counts is None else "RF-I005",
-        where=Where(row=row).inside(where),
+        where=Where(row=row, column=column.name),
         expected=int(known[row + 1] - known[row]), got=int(got[row + 1] - got[row]),
     )  # fmt: skip
