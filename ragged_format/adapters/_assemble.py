@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ragged_format.adapters._columns import (
+    ALWAYS,
     FROM_RECORD,
     HEAD,
     ROUTED_EXPERTS,
@@ -77,23 +80,29 @@ def assemble(
     wanted = options.wanted(choices)
     targets = Targets(choices)
     arrays: Arrays = {}
+    _place_tokens(choices, options.vocab_size, arrays)
     support = read_sets(targets, wanted, arrays)
     sampled = read_log_probs(targets, wanted, arrays)
     if support is not None and options.mode.mode == "processed":
         check_singletons(choices, support, sampled)
     read_heads_into(targets, wanted, arrays, report)
+    targets.decide()
     versions = read_versions(choices, options.policy_version, report)
     shape = experts_shape(choices) if ROUTED_EXPERTS in wanted else None
     schema = wanted.schema(
-        flagged=bool(targets.flags.any()), mixed_versions=versions.is_mixed, experts=shape
+        flagged=bool(targets.flags[targets.kept].any()),
+        mixed_versions=versions.is_mixed,
+        experts=shape,
     )
     arrays["target_flags"] = targets.flags
     arrays["policy_versions"] = _target_versions(choices, schema, versions.by_target)
-    _place_tokens(choices, options.vocab_size, arrays)
     if ROUTED_EXPERTS in schema:
         arrays[ROUTED_EXPERTS] = _experts(choices, schema, shape, report)
     batch = _batch(choices, schema, arrays, targets, versions.oldest)
 
+    for name in ALWAYS:
+        if name in schema:
+            report.noted[f"{name}_unknown"] += batch.column(name).null_count
     _count(targets, choices, schema, report)
     _count_sets(targets, support, report)
     _count_log_probs(targets, sampled, schema, report)
@@ -197,18 +206,46 @@ def _batch(
 
 def _record_column(choices: Sequence[Choice], column: Column, values: Sequence[Any]) -> pa.Array:
     try:
-        return pa.array(values, column.type)
+        if all(_fits(column.name, value) for value in values):
+            return pa.array(values, column.type)
     except (pa.ArrowException, TypeError, OverflowError):
-        for choice, value in zip(choices, values, strict=True):
-            try:
-                pa.array([value], column.type)
-            except (pa.ArrowException, TypeError, OverflowError):
-                malformed(
-                    f"a value of {column.name} is of its type",
-                    replace(choice.where, column=column.name),
-                    column.type, value,
-                )  # fmt: skip
-        raise
+        pass
+    for choice, value in zip(choices, values, strict=True):
+        try:
+            good = _fits(column.name, value)
+            pa.array([value], column.type)
+        except (pa.ArrowException, TypeError, OverflowError):
+            good = False
+        if not good:
+            malformed(
+                f"a value of {column.name} is of its type",
+                replace(choice.where, column=column.name),
+                f"{column.type}{_ALLOWED.get(column.name, '')}", value,
+            )  # fmt: skip
+    return pa.array(values, column.type)
+
+
+_ALLOWED = {
+    "temperature": ", finite and >= 0", "reward": ", finite", "advantage": ", finite",
+    "branch_index": ", >= 0", "metrics": ", a JSON object",
+}  # fmt: skip
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Return whether the format allows a value, its type aside."""
+    if value is None or name not in _ALLOWED:
+        return True
+    if name == "metrics":
+        try:
+            return isinstance(json.loads(value, parse_constant=_no_constant), dict)
+        except ValueError:
+            return False
+    return math.isfinite(value) and (value >= 0 or name in ("reward", "advantage"))
+
+
+def _no_constant(name: str) -> None:
+    msg = f"{name} is not JSON"
+    raise ValueError(msg)
 
 
 def _count(
@@ -225,12 +262,9 @@ def _count(
     targets.count(report.targets, np.ones(len(targets.tokens)))
     for bit, name in _FLAG_NAMES.items():
         report.flagged[name] += int(np.count_nonzero(targets.flags[targets.kept] & bit))
-    for choice in choices:
-        for name, value in choice.record_values.items():
-            if value is None and name in schema:
-                report.noted[f"{name}_unknown"] += 1
-            elif name not in schema and name in FROM_RECORD:
-                report.unread[name] += 1
+    for name in {*ALWAYS, *FROM_RECORD} - set(schema.columns):
+        given = sum(choice.record_values.get(name) is not None for choice in choices)
+        report.unread[name] += given
 
 
 def _count_sets(targets: Targets, support: Support | None, report: ConversionReport) -> None:

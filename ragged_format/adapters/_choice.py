@@ -53,8 +53,6 @@ class Choice:
         Of the generated tokens; ``None`` if the engine gave none.
     log_probs_expected : bool
         The request asked for log-probs.
-    requested_k : int, optional
-        Width of the top-K lists that the request asked for.
     top_k : int, optional
         Cut that the request asked for; ties make sets wider.
     versions : list of VersionSpan
@@ -75,7 +73,6 @@ class Choice:
     support_log_probs: Rows | None = None
     log_probs: LogProbs | None = None
     log_probs_expected: bool = False
-    requested_k: int | None = None
     top_k: int | None = None
     versions: list[VersionSpan] = field(default_factory=list)
     routed_experts: npt.NDArray[Any] | None = None

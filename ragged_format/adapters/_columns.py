@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -127,10 +128,10 @@ class Wanted:
             names.add("target_flags")
         if mixed_versions:
             names.add("policy_versions")
-        columns = _declare(sorted(names - {ROUTED_EXPERTS}), self.options.mode)
+        columns: tuple[str | Column, ...] = tuple(sorted(names - {ROUTED_EXPERTS}))
         if experts is not None:
-            columns.append(experts_column(experts))
-        return parse_schema(sample_schema(vocab_size=self.options.vocab_size, columns=columns))
+            columns += (experts_column(experts),)
+        return _declared(self.options.vocab_size, columns, self.options.mode)
 
 
 def experts_column(shape: tuple[int, int]) -> Column:
@@ -138,8 +139,10 @@ def experts_column(shape: tuple[int, int]) -> Column:
     return Column(ROUTED_EXPERTS, "token", pa.int16(), shape=shape, fill=-1)
 
 
-def _declare(columns: Iterable[str | Column], mode: LogProb) -> list[Column]:
-    """Return declarations, log-prob columns in `mode` unless they state one themselves."""
+# Calls come one after another with the same few sets of columns.
+@lru_cache(maxsize=32)
+def _declared(vocab_size: int, columns: tuple[str | Column, ...], mode: LogProb) -> RaggedSchema:
+    """Return a sample schema, log-prob columns in `mode` unless they state one themselves."""
     out = []
     for column in columns:
         if isinstance(column, str):
@@ -147,7 +150,7 @@ def _declare(columns: Iterable[str | Column], mode: LogProb) -> list[Column]:
             if column.log_prob is not None:
                 column = replace(column, log_prob=mode)
         out.append(column)
-    return out
+    return parse_schema(sample_schema(vocab_size=vocab_size, columns=out))
 
 
 def make_options(
@@ -212,13 +215,12 @@ def make_options(
             expected="vocab_size= or schema=", got=None,
             remedy="pass the model's vocab_size (config.json), which can exceed the tokenizer's",
         )  # fmt: skip
-    elif columns is not None:
-        declared = _declare(columns, mode)
-        parsed = parse_schema(sample_schema(vocab_size=vocab_size, columns=declared))
+    else:
+        # Without columns asked for, this only checks the size.
+        declared = _declared(vocab_size, tuple(columns or ()), mode)
+        parsed = None if columns is None else declared
     if parsed is not None:
         _check_asked(parsed, mode)
-    if parsed is None:
-        sample_schema(vocab_size=vocab_size, columns=[])  # raises on a bad vocab_size
     named = {option: POLICIES[POLICIES.index(p)] for option, p in policies.items()}
     return Options(vocab_size, mode, parsed, heads=heads, policy_version=policy_version, **named)
 

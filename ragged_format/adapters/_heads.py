@@ -168,7 +168,7 @@ def _check_ids(choices: Sequence[Choice], entries: _List, given: Int64, vocab_si
             expected=f"0 <= id < {vocab_size}",
             remedy="pass the model's vocab_size, not the tokenizer's",
         )  # fmt: skip
-    if len(given) and given.max() <= 1:
+    if not len(given) or given.max() <= 1:
         return
     key = entries.owner * vocab_size + entries.ids
     key.sort()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ragged_format.adapters._choice import Choice
     from ragged_format.adapters._values import Bools, Floats
     from ragged_format.adapters.report import ConversionReport
+    from ragged_format.lists import Int64
 
 __all__ = [
     "NOT_WANTED",
@@ -71,6 +72,7 @@ def read_sets(targets: Targets, wanted: Wanted, arrays: Arrays) -> Support | Non
     arrays["candidate_counts"], arrays["candidate_ids"] = good.counts, good.ids
     if good.log_probs is not None:
         arrays[SUPPORT_LOG_PROBS] = good.log_probs
+        _check_mass(targets.choices, good.counts, good.log_probs, "sampling_mask_logprobs")
     return support
 
 
@@ -165,6 +167,25 @@ def check_singletons(choices: Sequence[Choice], support: Support, sampled: Sampl
         )  # fmt: skip
 
 
+def _check_mass(
+    choices: Sequence[Choice], counts: Int64, log_probs: npt.NDArray[Any], field: str
+) -> None:
+    """Raise where the probabilities of one set or head sum to more than 1."""
+    starts = (np.cumsum(counts) - counts)[counts > 0]
+    if not len(starts):
+        return
+    totals = np.add.reduceat(np.exp(log_probs.astype(np.float32), dtype=np.float64), starts)
+    bad = totals > 1 + LOG_PROB_TOLERANCE
+    if bad.any():
+        first = int(np.argmax(bad))
+        target = int(np.flatnonzero(counts)[first])
+        raise ConversionError(
+            "the probabilities of one set or head sum to more than 1", code="RF-A007",
+            where=place_of(choices, target, field), expected=f"<= {1 + LOG_PROB_TOLERANCE}",
+            got=float(totals[first]), remedy="check the engine's --logprobs-mode",
+        )  # fmt: skip
+
+
 def read_heads_into(
     targets: Targets, wanted: Wanted, arrays: Arrays, report: ConversionReport
 ) -> None:
@@ -180,6 +201,7 @@ def read_heads_into(
     heads = read_heads(
         targets.choices, targets.tokens, wanted.options.vocab_size, wanted.options.heads
     )
+    _check_mass(targets.choices, heads.counts, heads.log_probs, "logprobs")
     arrays.update(zip(HEAD, (heads.counts, heads.ids, heads.log_probs), strict=True))
     for reason, count in heads.dropped.items():
         ledger.drop(reason, count)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,6 @@ from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD
 from ragged_format.adapters._experts import decode_experts
 from ragged_format.adapters._values import (
-    LogProbs,
     Rows,
     as_float_rows,
     as_ids,
@@ -24,7 +25,8 @@ from ragged_format.adapters._values import (
 from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
-    from ragged_format.adapters.report import ConversionReport
+    from collections import Counter
+
     from ragged_format.lists import Int64
 
 __all__ = ["ENDPOINT", "check_response", "read_choices"]
@@ -113,7 +115,7 @@ def read_choices(
     with_experts: bool,
     engine_version: str | None,
     group_of: Callable[[Mapping[str, Any]], Any] | None,
-    report: ConversionReport,
+    unread: Counter[str],
 ) -> list[Choice]:
     """Return the choices of a response, their lengths checked against each other.
 
@@ -131,7 +133,7 @@ def read_choices(
         For the provenance.
     group_of : callable, optional
         Gives the group of the record; ``None``: the request is the group of its choices.
-    report : ConversionReport
+    unread : Counter
         Counts fields that have no place in samples.
 
     Raises
@@ -140,14 +142,18 @@ def read_choices(
         Fields are malformed (``RF-A002``), lengths disagree (``RF-A006``), or there are no prompt
         tokens or no request id (``RF-A010``).
     """
-    request = record.get("request")
-    request = request if isinstance(request, Mapping) else {}
-    sampling = request.get("sampling_params")
-    sampling = sampling if isinstance(sampling, Mapping) else {}
-    request_id = _request_id(record, request, response, where)
-    prompt_ids = _prompt_ids(request, response, where)
+    asked = _Asked.of(record)
+    request_id = _request_id(record, asked.request, response, where)
+    prompt_ids = _prompt_ids(asked.request, response, where)
     given = list(response["choices"])
-    common = _provenance(response, sampling, engine_version, record)
+    facts = _provenance(response, asked.sampling, engine_version, record)
+    group = request_id if len(given) > 1 else None
+    shared = {
+        "group_id": group if group_of is None else group_of(record),
+        "temperature": asked.sampling.get("temperature"),
+        "provenance": _json(facts, where, "sampling_params"),
+    }
+    per_choice = [name for name in FROM_RECORD if record.get(name) is not None]
     choices = []
     for position, choice in enumerate(given):
         if not isinstance(choice, Mapping):
@@ -155,40 +161,59 @@ def read_choices(
         index = choice.get("index", position)
         if not isinstance(index, int) or isinstance(index, bool):
             malformed("a choice has an index", where, "an integer", index)
-        out = Choice(
-            f"{request_id}/{index}",
-            index,
-            where, prompt_ids,
-            as_ids(choice.get("token_ids"), _at(where, index, "token_ids")),
-            requested_k=_whole(sampling.get("logprobs")), top_k=_whole(sampling.get("top_k")),
-        )  # fmt: skip
-        _read_support(out, choice, sampling, request)
-        _read_log_probs(out, choice, sampling)
-        out.versions = _versions(choice, out.place("weight_versions"))
+        out = Choice(f"{request_id}/{index}", index, where, prompt_ids, prompt_ids[:0])
+        out.token_ids = as_ids(choice.get("token_ids"), partial(out.place, "token_ids"))
+        out.top_k = asked.top_k
+        _read_support(out, choice, asked)
+        _read_log_probs(out, choice, asked)
+        out.versions = _versions(out, choice)
         if (encoded := choice.get("routed_experts")) is not None:
             if with_experts:
-                start = _whole(sampling.get(_ROUTED_START)) or 0
-                forwarded = max(len(prompt_ids) + len(out.token_ids) - 1 - start, 0)
-                out.routed_start = start
-                out.routed_experts = decode_experts(encoded, forwarded, out.place("routed_experts"))
+                forwarded = len(prompt_ids) + len(out.token_ids) - 1 - asked.routed_start
+                out.routed_start = asked.routed_start
+                out.routed_experts = decode_experts(
+                    encoded, max(forwarded, 0), out.place("routed_experts")
+                )
             else:
-                report.unread["routed_experts"] += 1
-        group = request_id if len(given) > 1 else None
-        out.record_values = _record_values(record, position, len(given), where) | {
-            "group_id": group if group_of is None else group_of(record),
-            "temperature": sampling.get("temperature"),
-            "finish_reason": choice.get("finish_reason"),
-            "provenance": _text(common, choice.get("stop_reason")),
-        }
+                unread["choice.routed_experts"] += 1
+        values = shared | {"finish_reason": choice.get("finish_reason")}
+        for name in per_choice:
+            values[name] = _record_value(record, name, position, len(given), where)
+        if (stopped := choice.get("stop_reason")) is not None:
+            values["provenance"] = _json(facts | {"stop_reason": stopped}, where, "stop_reason")
+        out.record_values = values
         choices.append(out)
-        _count_unread(report, choice, _CHOICE_READ, "choice.")
+        _count_unread(unread, choice, _CHOICE_READ, "choice.")
     _check_usage(response.get("usage"), prompt_ids, choices, where)
-    _count_unread(report, response, _RESPONSE_READ, "response.")
+    _count_unread(unread, response, _RESPONSE_READ, "response.")
     return choices
 
 
-def _at(where: Where, index: int, field: str) -> Where:
-    return Where(where.file, row=where.row, column=f"choices[{index}].{field}")
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the request asked for."""
+
+    request: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    support: bool
+    log_probs: bool
+    top_k: int | None
+    routed_start: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> _Asked:
+        request = record.get("request")
+        request = request if isinstance(request, Mapping) else {}
+        sampling = request.get("sampling_params")
+        sampling = sampling if isinstance(sampling, Mapping) else {}
+        return cls(
+            request,
+            sampling,
+            any(source.get(key) for source in (sampling, request) for key in _MASK_REQUESTS),
+            sampling.get("logprobs") is not None,
+            _whole(sampling.get("top_k")),
+            _whole(sampling.get(_ROUTED_START)) or 0,
+        )
 
 
 def _whole(value: Any) -> int | None:
@@ -212,10 +237,14 @@ def _request_id(
     )  # fmt: skip
 
 
+def _in_record(where: Where, column: str, position: int | None = None) -> Where:
+    return Where(where.file, row=where.row, column=column, position=position)
+
+
 def _prompt_ids(request: Mapping[str, Any], response: Mapping[str, Any], where: Where) -> Int64:
     sources = [(response, "prompt_token_ids"), (request, "token_ids")]
     found = [
-        as_ids(source[field], Where(where.file, row=where.row, column=field))
+        as_ids(source[field], partial(_in_record, where, field))
         for source, field in sources
         if source.get(field) is not None
     ]
@@ -235,24 +264,21 @@ def _prompt_ids(request: Mapping[str, Any], response: Mapping[str, Any], where: 
     return found[0]
 
 
-def _read_support(
-    out: Choice, choice: Mapping[str, Any], sampling: Mapping[str, Any], request: Mapping[str, Any]
-) -> None:
-    asked = any(source.get(key) for source in (sampling, request) for key in _MASK_REQUESTS)
-    out.support_expected = asked or "sampling_mask" in choice
+def _read_support(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> None:
+    out.support_expected = asked.support or "sampling_mask" in choice
     mask = choice.get("sampling_mask")
     if mask is None:
         return
-    out.support = rows = as_rows(mask, out.place("sampling_mask"))
+    out.support = rows = as_rows(mask, partial(out.place, "sampling_mask"))
     _check_length(out, "sampling_mask", len(rows.counts))
     mass = choice.get("sampling_mask_logprobs")
     if mass is not None:
-        out.support_log_probs = parallel = as_float_rows(mass, out.place("sampling_mask_logprobs"))
+        place = partial(out.place, "sampling_mask_logprobs")
+        out.support_log_probs = parallel = as_float_rows(mass, place)
         if not np.array_equal(parallel.counts, rows.counts):
             raise ConversionError(
                 "candidate log-probs are parallel to the candidate sets", code="RF-A006",
-                where=out.place("sampling_mask_logprobs"), expected=_short(rows),
-                got=_short(parallel),
+                where=place(), expected=_short(rows), got=_short(parallel),
             )  # fmt: skip
 
 
@@ -260,15 +286,13 @@ def _short(rows: Rows) -> str:
     return f"{len(rows.counts)} rows, {len(rows.values)} values"
 
 
-def _read_log_probs(out: Choice, choice: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-    out.log_probs_expected = sampling.get("logprobs") is not None
+def _read_log_probs(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> None:
+    out.log_probs_expected = asked.log_probs
     given = choice.get("logprobs")
-    if given is None:
-        return
     content = given.get("content") if isinstance(given, Mapping) else given
     if content is None:
         return
-    parsed: LogProbs = as_log_probs(content, out.place("logprobs"))
+    parsed = as_log_probs(content, partial(out.place, "logprobs"))
     _check_length(out, "logprobs", len(parsed.values))
     if parsed.ids is not None and not np.array_equal(parsed.ids, out.token_ids):
         first = int(np.argmax(parsed.ids != out.token_ids))
@@ -289,36 +313,34 @@ def _check_length(out: Choice, field: str, length: int) -> None:
         )  # fmt: skip
 
 
-def _versions(choice: Mapping[str, Any], where: Where) -> list[VersionSpan]:
+def _versions(out: Choice, choice: Mapping[str, Any]) -> list[VersionSpan]:
     spans = choice.get("weight_versions") or ()
     try:
         return [VersionSpan(str(s["version"]), s["start"] + 0, s["end"] + 0) for s in spans]
     except (KeyError, TypeError):
-        malformed("weight versions are spans", where, "objects of version, start, end", spans)
+        malformed(
+            "weight versions are spans", out.place("weight_versions"),
+            "objects of version, start, end", spans,
+        )  # fmt: skip
 
 
-def _record_values(
-    record: Mapping[str, Any], position: int, size: int, where: Where
-) -> dict[str, Any]:
-    """Return the record's own values; a list has one value per choice."""
-    out = {}
-    for name in FROM_RECORD:
-        if (value := record.get(name)) is None:
-            continue
-        if isinstance(value, list | tuple | np.ndarray):
-            if len(value) != size:
-                raise ConversionError(
-                    f"a list of {name} has one value per choice", code="RF-A006",
-                    where=Where(where.file, row=where.row, column=name), expected=size,
-                    got=len(value),
-                )  # fmt: skip
-            value = value[position]
-        if isinstance(value, np.generic):
-            value = value.item()
-        if name == "metrics" and isinstance(value, Mapping):
-            value = _json(value)
-        out[name] = value
-    return out
+def _record_value(
+    record: Mapping[str, Any], name: str, position: int, size: int, where: Where
+) -> Any:
+    """Return one of the record's own values; a list has one value per choice."""
+    value = record[name]
+    if isinstance(value, list | tuple | np.ndarray):
+        if len(value) != size:
+            raise ConversionError(
+                f"a list of {name} has one value per choice", code="RF-A006",
+                where=Where(where.file, row=where.row, column=name), expected=size, got=len(value),
+            )  # fmt: skip
+        value = value[position]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if name == "metrics" and isinstance(value, Mapping):
+        return _json(value, where, name)
+    return value
 
 
 def _provenance(
@@ -338,14 +360,15 @@ def _provenance(
     return known | {"sampling": dict(sampling)}
 
 
-def _text(common: dict[str, Any], stop_reason: Any) -> str:
-    return _json(common if stop_reason is None else common | {"stop_reason": stop_reason})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=plain
-    )
+def _json(value: Any, where: Where, field: str) -> str:
+    """Return canonical JSON; raises where the value is of another type, NaN or infinite."""
+    try:
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
+            default=plain,
+        )  # fmt: skip
+    except (TypeError, ValueError) as err:
+        malformed(f"{field} are JSON values", _in_record(where, field), "JSON values", err)
 
 
 def _check_usage(usage: Any, prompt: Int64, choices: Sequence[Choice], where: Where) -> None:
@@ -365,8 +388,8 @@ def _check_usage(usage: Any, prompt: Int64, choices: Sequence[Choice], where: Wh
 
 
 def _count_unread(
-    report: ConversionReport, source: Mapping[str, Any], read: frozenset[str], prefix: str
+    unread: Counter[str], source: Mapping[str, Any], read: frozenset[str], prefix: str
 ) -> None:
-    for key, value in source.items():
-        if key not in read and value is not None:
-            report.unread[prefix + key] += 1
+    for key in source.keys() - read:
+        if source[key] is not None:
+            unread[prefix + key] += 1

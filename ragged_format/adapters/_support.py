@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragged_format.adapters._choice import Choice
+    from ragged_format.adapters._values import Bools
 
 __all__ = ["REASONS", "Support", "read_support"]
 
@@ -107,13 +108,13 @@ def read_support(
     fault[(counts == 0) & (fault == 0)] = EMPTY
     offsets = offsets_of(counts)
     unsorted = 0
-    falls = _inside(np.flatnonzero(ids[1:] <= ids[:-1]) + 1, offsets)
-    if len(falls):
-        unsorted = len(np.unique(_owner(falls[ids[falls] < ids[falls - 1]], offsets)))
+    if _falls(ids, offsets).any():
+        at = np.flatnonzero(_falls(ids, offsets) & (ids[1:] != ids[:-1])) + 1
+        unsorted = len(np.unique(_owner(at, offsets)))
         order = np.lexsort((ids, np.repeat(np.arange(len(counts)), counts)))
         ids = ids[order]
         mass = None if mass is None else mass[order]
-        repeats = _inside(np.flatnonzero(ids[1:] == ids[:-1]) + 1, offsets)
+        repeats = np.flatnonzero(_falls(ids, offsets)) + 1
         fault[_owner(repeats, offsets)] = DUPLICATE
     hits = np.flatnonzero(ids == np.repeat(sampled.astype(np.int32), counts))
     if len(hits) != np.count_nonzero(counts):
@@ -131,9 +132,12 @@ def _owner(positions: Int64, offsets: Int64) -> Int64:
     return np.searchsorted(offsets, positions, side="right") - 1
 
 
-def _inside(positions: Int64, offsets: Int64) -> Int64:
-    """Return the positions that do not begin a set."""
-    return positions[positions > offsets[_owner(positions, offsets)]]
+def _falls(ids: npt.NDArray[np.int32], offsets: Int64) -> Bools:
+    """Return where an id is not above the one before it in its set, (t - 1,) bool."""
+    falls: Bools = ids[1:] <= ids[:-1]
+    begins = offsets[1:-1]
+    falls[begins[(begins > 0) & (begins < len(ids))] - 1] = False
+    return falls
 
 
 def _outside_vocabulary(choices: Sequence[Choice], vocab_size: int) -> None:

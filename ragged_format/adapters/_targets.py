@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ragged_format.lists import Int64, offsets_of
+from ragged_format.lists import offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,25 +32,31 @@ class Targets:
         The tokens of all choices end to end.
     offsets : (c + 1,) int64
         Tokens of choice i are ``[offsets[i], offsets[i + 1])``.
+    lengths : (c,) int64
+        Tokens of each choice.
     flags : (g,) uint8
         Bits of ``target_flags``.
+    kept : (g,) bool
+        Targets of the output.
+    choice_kept : (c,) bool
+        Choices of the output.
     """
+
+    kept: Bools
+    choice_kept: Bools
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         self.choices = choices
         parts = [choice.token_ids for choice in choices]
         self.tokens = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         self.offsets = offsets_of(np.array([len(part) for part in parts], np.int64))
+        self.lengths = np.diff(self.offsets)
         self.flags = np.zeros(len(self.tokens), np.uint8)
         self._reasons = [""]
         # Index of the reason for which a target, or a choice, goes; 0 stays.
         self._target_goes = np.zeros(len(self.tokens), np.uint8)
         self._choice_goes = np.zeros(len(choices), np.uint8)
-
-    @property
-    def lengths(self) -> Int64:
-        """Generated tokens of each choice, (c,) int64."""
-        return np.diff(self.offsets)
+        self.decide()
 
     def apply(
         self,
@@ -92,25 +98,16 @@ class Targets:
                 hit = self.offsets.searchsorted(np.flatnonzero(bad), side="right") - 1
                 self._choice_goes[hit[self._choice_goes[hit] == 0]] = number
 
-    @property
-    def goes(self) -> npt.NDArray[np.uint8]:
-        """Index of the reason for which each target goes, its sample's first, (g,) uint8."""
+    def decide(self) -> None:
+        """Settle which targets stay; to be called when all policies were applied."""
         of_choice = np.repeat(self._choice_goes, self.lengths)
-        return np.where(of_choice != 0, of_choice, self._target_goes)
-
-    @property
-    def kept(self) -> Bools:
-        """Targets of the output, (g,) bool."""
-        return np.equal(self.goes, 0)
-
-    @property
-    def choice_kept(self) -> Bools:
-        """Choices of the output, (c,) bool."""
-        return np.equal(self._choice_goes, 0)
+        self._target_goes = np.where(of_choice != 0, of_choice, self._target_goes)
+        self.kept = self._target_goes == 0
+        self.choice_kept = self._choice_goes == 0
 
     def count(self, ledger: Ledger, weights: npt.NDArray[Any]) -> None:
         """Count things that hang on targets, (g,) of them per target, as stored or dropped."""
-        self._count(ledger, self.goes, weights)
+        self._count(ledger, self._target_goes, weights)
 
     def count_by_choice(self, ledger: Ledger, weights: npt.NDArray[Any]) -> None:
         """Count things that hang on choices, (c,) of them per choice, as stored or dropped."""

@@ -8,8 +8,9 @@ the readers of JSON text fall back to them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ __all__ = [
     "Entries",
     "Floats",
     "LogProbs",
+    "Place",
     "Rows",
     "as_float_rows",
     "as_ids",
@@ -37,11 +39,19 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+
+class Place(Protocol):
+    """Returns where a field, or one of its elements, is; called for errors only."""
+
+    def __call__(self, position: int | None = None, /) -> Where: ...
+
+
 UNKNOWN_RANK = -1
 _ID_TEXT = "token_id:"
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rows:
     """A list of lists as flat values and counts.
 
     Attributes
@@ -115,29 +125,36 @@ def malformed(what: str, where: Where, expected: object, got: object) -> NoRetur
     )  # fmt: skip
 
 
-def as_ids(value: Any, where: Where) -> Int64:
+def as_ids(value: Any, place: Place) -> Int64:
     """Return a list of token ids as (n,) int64."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         return value.astype(np.int64, copy=False)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        malformed("token ids are a list of integers", where, "a list", value)
-    return _integers(value, where)
+        malformed("token ids are a list of integers", place(), "a list", value)
+    return _integers(value, place)
 
 
-def _integers(values: Sequence[Any], where: Where) -> Int64:
-    # Exactly int: numpy would take true for 1 and truncate 1.5.
-    if set(map(type, values)) - {int}:
+def _integers(values: Sequence[Any], place: Place) -> Int64:
+    # Exactly these types: numpy would take true for 1 and truncate 1.5.
+    if (kinds := set(map(type, values))) - {int}:
         for position, item in enumerate(values):
-            if not isinstance(item, int | np.integer) or isinstance(item, bool):
-                place = Where(where.file, row=where.row, column=where.column, position=position)
-                malformed("a token id is an integer", place, "an integer", item)
+            if not _is_whole(item):
+                malformed("a token id is an integer", place(position), "an integer", item)
+        if float in kinds:  # JSON has one type of number: 5.0 is 5
+            values = [int(item) for item in values]
     try:
         return np.array(values, np.int64)
     except OverflowError:
-        malformed("a token id is below 2^63", where, "a token id", max(values, key=abs))
+        malformed("a token id is below 2^63", place(), "a token id", max(values, key=abs))
 
 
-def as_rows(value: Any, where: Where) -> Rows:
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def as_rows(value: Any, place: Place) -> Rows:
     """Return nested id lists as rows.
 
     Accepted: a bare list of lists (a row may be null); a mapping or object with nested
@@ -154,61 +171,59 @@ def as_rows(value: Any, where: Where) -> Rows:
     if isinstance(ids, Rows):
         return ids
     if offsets is not None:
-        return _from_offsets(as_ids(ids, where), as_ids(offsets, where), where)
-    lists, counts, null = _split(ids, where)
-    return Rows(_integers(list(chain.from_iterable(lists)), where), counts, null)
+        return _from_offsets(as_ids(ids, place), as_ids(offsets, place), place)
+    lists, counts, null = _split(ids, place)
+    return Rows(_integers(list(chain.from_iterable(lists)), place), counts, null)
 
 
-def as_float_rows(value: Any, where: Where) -> Rows:
+def as_float_rows(value: Any, place: Place) -> Rows:
     """Return nested lists of log-probs as rows of float64; null becomes NaN."""
     if isinstance(value, Rows):
         return value
-    lists, counts, null = _split(value, where)
-    return Rows(_floats(chain.from_iterable(lists), where), counts, null)
+    lists, counts, null = _split(value, place)
+    return Rows(_floats(chain.from_iterable(lists), place), counts, null)
 
 
-def _split(value: Any, where: Where) -> tuple[list[Any], Int64, Bools | None]:
+def _split(value: Any, place: Place) -> tuple[list[Any], Int64, Bools | None]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        malformed("a candidate set per token", where, "a list of lists", value)
+        malformed("a candidate set per token", place(), "a list of lists", value)
     null = np.fromiter((row is None for row in value), bool, len(value))
     lists = [() if row is None else row for row in value]
     for position, row in enumerate(lists):
         if not isinstance(row, list | tuple):
-            place = Where(where.file, row=where.row, column=where.column, position=position)
-            malformed("a candidate set per token", place, "a list or null", row)
+            malformed("a candidate set per token", place(position), "a list or null", row)
     counts = np.fromiter(map(len, lists), np.int64, len(lists))
     return lists, counts, null if null.any() else None
 
 
-def _from_offsets(ids: Int64, offsets: Int64, where: Where) -> Rows:
+def _from_offsets(ids: Int64, offsets: Int64, place: Place) -> Rows:
     counts = np.diff(offsets)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (counts < 0).any():
         malformed(
-            "offsets rise from 0 to the number of ids", where,
+            "offsets rise from 0 to the number of ids", place(),
             f"0 … {len(ids)}, non-decreasing", offsets.tolist(),
         )  # fmt: skip
     return Rows(ids, counts)
 
 
-def as_log_probs(content: Any, where: Where) -> LogProbs:
+def as_log_probs(content: Any, place: Place) -> LogProbs:
     """Return the ``content`` list of a choice's log-probs as arrays."""
     if isinstance(content, LogProbs):
         return content
     if not isinstance(content, Sequence) or isinstance(content, str | bytes):
-        malformed("log-probs have a content list", where, "a list", content)
+        malformed("log-probs have a content list", place(), "a list", content)
     tops = []
     for position, entry in enumerate(content):
         top = entry.get("top_logprobs") if isinstance(entry, Mapping) else ()
         if not isinstance(entry, Mapping) or not isinstance(top, list | tuple | None):
-            place = Where(where.file, row=where.row, column=where.column, position=position)
-            malformed("a log-prob entry per token", place, "an object", entry)
+            malformed("a log-prob entry per token", place(position), "an object", entry)
         tops.append(top or ())
     flat = list(chain.from_iterable(tops))
     for entry in flat:
         if not isinstance(entry, Mapping):
-            malformed("a top-K list has objects", where, "an object", entry)
-    values, null = _log_probs(content, where)
-    ids, entry_ids = _entry_ids(content, where), _entry_ids(flat, where)
+            malformed("a top-K list has objects", place(), "an object", entry)
+    values, null = _log_probs(content, place)
+    ids, entry_ids = _entry_ids(content, place), _entry_ids(flat, place)
     if ids is None or entry_ids is None:
         counts = np.zeros(len(content), np.int64)
         none = Entries(counts[:0], values[:0], null[:0], counts[:0])
@@ -216,11 +231,11 @@ def as_log_probs(content: Any, where: Where) -> LogProbs:
     counts = np.fromiter(map(len, tops), np.int64, len(tops))
     ranks = [entry.get("rank") for entry in flat]
     known = [UNKNOWN_RANK if rank is None else rank for rank in ranks]
-    entries = Entries(entry_ids, *_log_probs(flat, where), _integers(known, where))
+    entries = Entries(entry_ids, *_log_probs(flat, place), _integers(known, place))
     return LogProbs(ids, values, null, counts, entries)
 
 
-def _entry_ids(entries: Sequence[Mapping[str, Any]], where: Where) -> Int64 | None:
+def _entry_ids(entries: Sequence[Mapping[str, Any]], place: Place) -> Int64 | None:
     """Return the ids of entries, or ``None`` if one has only its text."""
     ids = []
     for entry in entries:
@@ -235,20 +250,20 @@ def _entry_ids(entries: Sequence[Mapping[str, Any]], where: Where) -> Int64 | No
                 return None
             id_ = int(digits)
         ids.append(id_)
-    return _integers(ids, where)
+    return _integers(ids, place)
 
 
-def _log_probs(entries: Iterable[Mapping[str, Any]], where: Where) -> tuple[Floats, Bools]:
+def _log_probs(entries: Iterable[Mapping[str, Any]], place: Place) -> tuple[Floats, Bools]:
     raw = [entry.get("logprob") for entry in entries]
     null = np.fromiter((value is None for value in raw), bool, len(raw))
-    return _floats(raw, where), null
+    return _floats(raw, place), null
 
 
-def _floats(values: Iterable[Any], where: Where) -> Floats:
-    return np.array([_float(value, where) for value in values], np.float64)
+def _floats(values: Iterable[Any], place: Place) -> Floats:
+    return np.array([_float(value, place) for value in values], np.float64)
 
 
-def _float(value: Any, where: Where) -> float:
+def _float(value: Any, place: Place) -> float:
     if value is None:
         return float("nan")
     if isinstance(value, int | float | np.floating) and not isinstance(value, bool):
@@ -258,12 +273,15 @@ def _float(value: Any, where: Where) -> float:
             pass
     elif isinstance(value, str) and value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
         return float(value)  # writers that refuse non-finite JSON numbers quote them
-    malformed("a log-prob is a number or null", where, "a number or null", value)
+    malformed("a log-prob is a number or null", place(), "a number or null", value)
 
 
 def plain(value: Any) -> Any:
     """Return arrays of a faster reader as the lists they were, for ``json.dumps(default=…)``."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, Rows):
+        bounds = np.cumsum(value.counts)[:-1]
+        return [row.tolist() for row in np.split(value.values, bounds)]
     msg = f"not a JSON value: {value!r}"
     raise TypeError(msg)

@@ -68,10 +68,7 @@ def read_versions(
         for span in choice.versions:
             numbers[span.start : span.end] = _number(span, mapping or {}, report)
         parts.append(numbers)
-        if not len(numbers):
-            oldest.append(None)
-        elif numbers.min() == UNKNOWN_VERSION:
-            report.noted["policy_version_unknown"] += 1
+        if not len(numbers) or numbers.min() == UNKNOWN_VERSION:
             oldest.append(None)
         else:
             oldest.append(int(numbers.min()))

@@ -110,9 +110,9 @@ class ConversionReport:
             if isinstance(mine, Ledger):
                 mine.taken += theirs.taken
                 mine.stored += theirs.stored
-                mine.dropped.update(theirs.dropped)
+                mine.dropped.update(+theirs.dropped)
             else:
-                mine.update(theirs)
+                mine.update(+theirs)
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,12 +7,15 @@ one mode per call, heads are exact prefixes of the sampler's ranking, nothing is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.adapters._assemble import assemble
 from ragged_format.adapters._columns import ROUTED_EXPERTS, Options, make_options
+from ragged_format.adapters._json import read_json
 from ragged_format.adapters._response import check_response, read_choices
+from ragged_format.adapters._stream import is_stream, read_stream
 from ragged_format.adapters._values import malformed
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
@@ -136,16 +139,16 @@ def to_samples(
     choices: list[Choice] = []
     for number, record in enumerate(records):
         counts.responses.taken += 1
-        fields = ConversionReport()
+        unread: Counter[str] = Counter()
         try:
-            found = _read(record, number, options, group_id, engine_version, fields)
+            found = _read(record, number, options, group_id, engine_version, unread)
         except ConversionError as err:
             if on_error == "raise":
                 raise
             counts.responses.drop(err.code)
             continue
         counts.responses.stored += 1
-        counts += fields
+        counts.unread += unread
         choices += found
     batch = assemble(choices, options, counts)
     counts.add_to(report)
@@ -158,7 +161,7 @@ def _read(
     options: Options,
     group_id: GroupId | None,
     engine_version: str | None,
-    report: ConversionReport,
+    unread: Counter[str],
 ) -> list[Choice]:
     if not isinstance(record, Mapping):
         malformed("a record is a mapping", Where(row=number), "request and response", record)
@@ -171,13 +174,29 @@ def _read(
             expected=options.mode.mode, got=mode,
             remedy="convert records of one mode per call, and pass their logprobs_mode",
         )  # fmt: skip
-    response = record.get("response", record.get("response_text"))
+    response = _response(record, where)
     check_response(record, response, where)
     if group_id is None:
         group_of = (lambda r: r["group_id"]) if "group_id" in record else None
     else:
         group_of = group_id if callable(group_id) else (lambda r: r.get(group_id))
     return read_choices(
-        record, response, where, report=report, group_of=group_of, engine_version=engine_version,
+        record, response, where, unread=unread, group_of=group_of, engine_version=engine_version,
         with_experts=options.schema is None or ROUTED_EXPERTS in options.schema,
     )  # fmt: skip
+
+
+def _response(record: Mapping[str, Any], where: Where) -> Any:
+    """Return the response of a record; text is parsed."""
+    response = record.get("response", record.get("response_text"))
+    if isinstance(response, str):
+        response = response.encode()
+    if not isinstance(response, bytes | bytearray | memoryview):
+        return response
+    text = bytes(response)
+    if is_stream(text):
+        return read_stream(text, where)
+    try:
+        return read_json(text)
+    except ValueError as err:
+        malformed("a response is JSON", where, "JSON, or an event stream", str(err))

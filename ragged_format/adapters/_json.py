@@ -1,0 +1,186 @@
+"""JSON text of engine responses, the big lists as arrays, without an object per number.
+
+Almost all bytes of a response are a few lists: ids of candidate sets, token ids, log-prob entries.
+:func:`read_json` cuts them out, reads them with numpy and a SIMD parser, and reads the small rest
+with ``json``. A list, or a whole document, that is not exactly of the expected form is read by
+``json``: the result is the same for any formatting. ``docs/design`` has the figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragged_format.adapters import _numbers
+from ragged_format.adapters._entries import read_entries
+from ragged_format.adapters._values import Entries, LogProbs, Rows
+from ragged_format.lists import Int64, offsets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["read_json"]
+
+# A quotation mark that is not escaped can stand before one of these names and after it only where
+# it is a key: within strings it is escaped.
+_LIST = re.compile(
+    rb'(?<!\\)"(?:(token_ids|prompt_token_ids|sampling_mask|offsets)|logprobs"\s*:\s*\{\s*"content)'
+    rb'"\s*:\s*\['
+)
+_KEYS = ("token_ids", "prompt_token_ids", "sampling_mask", "offsets", "content")
+_MARK = "~ragged-list~"
+_MARK_BYTES = _MARK.encode()
+_ENTRY = b'{"token_id"'
+_ENTRIES_END = b"}]}]"
+_SPACE_PROBE = 64
+
+
+def read_json(text: bytes) -> Any:
+    """Return the value of JSON text, its big lists as arrays.
+
+    Under the keys ``token_ids``, ``prompt_token_ids`` and ``offsets`` a list of integers is an
+    int64 array; under ``token_ids`` and ``sampling_mask`` a list of lists is :class:`Rows`; the
+    ``content`` of ``logprobs`` with token ids is :class:`LogProbs`. Where a list is short or of
+    another form, it is the list that ``json.loads`` gives.
+
+    Raises
+    ------
+    ValueError
+        The text is not JSON.
+    """
+    try:
+        value = _read_fast(text)
+        return json.loads(text) if value is None else value
+    except RecursionError as err:
+        raise ValueError("nested too deeply") from err
+
+
+class _Cuts:
+    """Lists cut out of a document, by kind, in order."""
+
+    def __init__(self) -> None:
+        self.integers: list[bytes] = []
+        self.rows: list[bytes] = []
+        self.entries: list[bytes] = []
+
+    def take(self, text: bytes, start: int, *, is_content: bool) -> tuple[int, str] | None:
+        """Cut the list whose bracket is at `start`; returns its end and mark, or ``None``."""
+        inner = text[start + 1 : start + 2]
+        if is_content:
+            end = text.find(_ENTRIES_END, start) + len(_ENTRIES_END)
+            if not text.startswith(_ENTRY, start + 1) or end < len(_ENTRIES_END):
+                return None  # text mode has no ids
+            part, kind = text[start + 1 : end - 1], self.entries
+        elif inner == b"[":
+            # No string is in the list, so it ends before the next quotation mark.
+            mark = text.find(b'"', start)
+            end = text.rfind(b"]]", start, mark if mark >= 0 else len(text)) + 2
+            if end < 2:
+                return None
+            part, kind = text[start + 1 : end - 1], self.rows
+        else:
+            end = text.find(b"]", start) + 1
+            if end < 1:
+                return None
+            part, kind = text[start + 1 : end - 1], self.integers
+        if b" " in part[:_SPACE_PROBE]:
+            # Space after a comma or colon, as json.dumps writes it, is no part of a value.
+            part = part.replace(b", ", b",").replace(b": ", b":")
+        kind.append(part)
+        letter = {id(self.integers): "i", id(self.rows): "r", id(self.entries): "e"}[id(kind)]
+        return end, f"{letter}{len(kind) - 1}"
+
+
+def _read_fast(text: bytes) -> Any:
+    cuts = _Cuts()
+    pieces = []
+    begin = position = 0
+    while match := _LIST.search(text, position):
+        position = match.end()
+        cut = cuts.take(text, position - 1, is_content=match.group(1) is None)
+        if cut is not None:
+            pieces += [text[begin : position - 1], b'"', _MARK_BYTES, cut[1].encode(), b'"']
+            begin = position = cut[0]
+    if not pieces:
+        return None
+    pieces.append(text[begin:])
+    rest = b"".join(pieces)
+    if rest.count(_MARK_BYTES) * 5 != len(pieces) - 1:
+        return None  # the mark is part of the data
+    by_kind: dict[str, Sequence[Any]] = {}
+    for kind, parts, read in (
+        ("i", cuts.integers, _read_integers),
+        ("r", cuts.rows, _read_rows),
+        ("e", cuts.entries, _read_entries),
+    ):
+        found = read(parts)
+        if found is None:
+            return None
+        by_kind[kind] = found
+
+    def restore(value: dict[str, Any]) -> dict[str, Any]:
+        for key in _KEYS:
+            mark = value.get(key)
+            if isinstance(mark, str) and mark.startswith(_MARK):
+                mark = mark.removeprefix(_MARK)
+                value[key] = by_kind[mark[0]][int(mark[1:])]
+        return value
+
+    try:
+        return json.loads(rest, object_hook=restore)
+    except ValueError:
+        return None
+
+
+def _read_integers(parts: list[bytes]) -> list[Int64] | None:
+    counts = [part.count(b",") + 1 if part.strip() else 0 for part in parts]
+    values = _numbers.integers(b",".join(part for part, n in zip(parts, counts, strict=True) if n))
+    if values is None or len(values) != sum(counts):
+        return None
+    bounds = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    return [values[begin:end] for begin, end in bounds]
+
+
+def _read_rows(parts: list[bytes]) -> list[Rows] | None:
+    if not parts:
+        return []
+    read = _numbers.rows(b",".join(parts))
+    if read is None:
+        return None
+    values, counts, starts = read
+    ends = np.cumsum([len(part) + 1 for part in parts])
+    bounds = np.append(0, starts.searchsorted(ends))
+    offsets = offsets_of(counts)[bounds].tolist()
+    pairs = zip(itertools.pairwise(bounds.tolist()), itertools.pairwise(offsets), strict=True)
+    return [Rows(values[first:last], counts[begin:end]) for (begin, end), (first, last) in pairs]
+
+
+def _read_entries(parts: list[bytes]) -> list[LogProbs] | None:
+    if not parts:
+        return []
+    read = read_entries(b",".join(parts))
+    if read is None:
+        return None
+    ends = np.cumsum([len(part) + 1 for part in parts])
+    bounds = np.append(0, read.starts.searchsorted(ends))
+    out = []
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        listed = slice(begin * read.width, end * read.width)
+        own = read.entries
+        entries = Entries(
+            own.ids[listed], own.log_probs[listed], own.null[listed], own.ranks[listed]
+        )
+        out.append(
+            LogProbs(
+                read.ids[begin:end],
+                read.values[begin:end],
+                np.zeros(end - begin, bool),
+                np.full(end - begin, read.width),
+                entries,
+            )
+        )
+    return out
