@@ -33,7 +33,8 @@ class Window:
     Parameters
     ----------
     lengths, shared : (n,) int64
-        Tokens of each sample in sorted order, and how many of them it shares with the one before.
+        Tokens of each sample in sorted order, and how many of them it shares with the one before;
+        n >= 1.
     """
 
     def __init__(self, lengths: Int64, shared: Int64) -> None:
@@ -54,6 +55,17 @@ class Window:
         """Return the unique tokens of a run."""
         first, end = run
         return int(self._new[end] - self._new[first] + self.shared[first])
+
+    def size(self, runs: list[Run]) -> int:
+        """Return the unique tokens of a row of these runs."""
+        ordered = sorted(runs)
+        total = sum(self.unique(run) for run in ordered)
+        for (_, end), (start, _) in pairwise(ordered):
+            # The last sample of one run and the first of the next.
+            span = start - end + 1
+            table = self._minima[span.bit_length() - 1]
+            total -= int(min(table[end], table[start + 1 - (1 << (span.bit_length() - 1))]))
+        return total
 
     def load(self, run: Run) -> int:
         """Return the attention score pairs that a run adds to a row that has the base prefix."""
@@ -106,8 +118,6 @@ def form_rows(window: Window, budget: int) -> list[Row]:
     samples share least, its parts are packed together as far as they go, and what does not fill a
     row is packed with the parts of the cluster around it.
     """
-    if not len(window.lengths):
-        return []
     full: list[Row] = []
     # Depth-first without recursion: chains of nested clusters can be as deep as there are samples.
     done: list[list[Row]] = [[]]
@@ -157,44 +167,85 @@ def fill_gaps(window: Window, rows: list[Row], budget: int, *, max_repeat: float
     A run that fits nowhere is split into parts that share more, if moving a part repeats at most
     `max_repeat` times as many tokens of prefix as it moves.
     """
+    for row in rows:
+        row.size = window.size(row.runs)
     unfilled = sorted(
         (row for row in rows if row.size < FULL * budget), key=lambda row: (row.size, row.first)
     )
-    gaps = sorted((budget - row.size, number) for number, row in enumerate(unfilled))
+    gaps = Gaps(unfilled, budget)
     for number, donor in enumerate(unfilled):
-        gaps.remove((budget - donor.size, number))
+        gaps.remove(number)
         kept: list[Run] = []
-        todo = sorted(donor.runs, key=lambda run: (window.unique(run), -run[0]))
+        largest_last = sorted(donor.runs, key=lambda run: (window.unique(run), -run[0]))
+        # Each run with the prefix that it shares with other parts of its cluster, and where they
+        # went: it is smaller where they are.
+        todo: list[tuple[Run, int, list[int]]] = [(run, window.base, []) for run in largest_last]
         while todo:
-            run = todo.pop()
-            extra = window.unique(run) - window.base
-            place = bisect_left(gaps, (extra, -1))
-            if place < len(gaps):
-                gap, receiver = gaps.pop(place)
-                unfilled[receiver].add(run, extra)
-                insort(gaps, (gap - extra, receiver))
-            elif run[1] - run[0] > 1 and gaps:
-                kept_whole, parts = _split(window, run, max_repeat)
-                kept += kept_whole
-                todo += parts
-            else:
+            run, depth, siblings = todo.pop()
+            size = window.unique(run)
+            receiver = gaps.best(size - depth, siblings)
+            if receiver is None:
+                receiver = gaps.best(size - window.base)
+            if receiver is not None:
+                siblings.append(receiver)
+                gaps.remove(receiver)
+                unfilled[receiver].runs.append(run)
+                unfilled[receiver].size = window.size(unfilled[receiver].runs)
+                gaps.insert(receiver)
+                continue
+            parts: list[Run] = []
+            if run[1] - run[0] > 1:
+                inner, stay, parts = _split(window, run, max_repeat)
+                together: list[int] = []
+                todo += [(part, inner, together) for part in parts]
+                kept += stay
+            if not parts:
                 kept.append(run)
         donor.runs = kept
-        donor.size = window.base + sum(window.unique(run) - window.base for run in kept)
+        donor.size = window.size(kept)
         if kept:
-            insort(gaps, (budget - donor.size, number))
+            gaps.insert(number)
     return [row for row in rows if row.runs]
 
 
-def _split(window: Window, run: Run, max_repeat: float) -> tuple[list[Run], list[Run]]:
-    """Return the parts of a run to keep in place and those that may move, smallest first."""
+class Gaps:
+    """The room that is left in rows, in order."""
+
+    def __init__(self, rows: list[Row], budget: int) -> None:
+        self._rows, self._budget = rows, budget
+        self._sorted = sorted((self.of(number), number) for number in range(len(rows)))
+
+    def of(self, number: int) -> int:
+        """Return the gap of a row."""
+        return self._budget - self._rows[number].size
+
+    def best(self, needed: int, among: list[int] | None = None) -> int | None:
+        """Return the row with the smallest gap that suffices, of `among` or of all."""
+        if among is not None:
+            return min(
+                (number for number in among if self.of(number) >= needed),
+                key=lambda number: (self.of(number), number),
+                default=None,
+            )
+        place = bisect_left(self._sorted, (needed, -1))
+        return self._sorted[place][1] if place < len(self._sorted) else None
+
+    def remove(self, number: int) -> None:
+        """Take a row out, before its size changes."""
+        del self._sorted[bisect_left(self._sorted, (self.of(number), number))]
+
+    def insert(self, number: int) -> None:
+        """Put a row back."""
+        insort(self._sorted, (self.of(number), number))
+
+
+def _split(window: Window, run: Run, max_repeat: float) -> tuple[int, list[Run], list[Run]]:
+    """Return the prefix that a run shares, its parts to keep, and those to move, smallest first."""
     depth, parts = window.children(run)
     repeated = depth - window.base
-    cheap = [part for part in parts if repeated <= max_repeat * (window.unique(part) - depth)]
-    if not cheap:
-        return [run], []
-    stay = [part for part in parts if part not in cheap]
-    return stay, sorted(cheap, key=lambda part: (window.unique(part), -part[0]))
+    move = [part for part in parts if repeated <= max_repeat * (window.unique(part) - depth)]
+    stay = [part for part in parts if part not in move] if move else []
+    return depth, stay, sorted(move, key=lambda part: (window.unique(part), -part[0]))
 
 
 def clusters(window: Window, budget: int, load: float) -> list[Run]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Forest", "Fork", "Keys", "chains", "grow", "node_depths", "paths"]
+__all__ = ["Forest", "Fork", "Keys", "chains", "grow", "paths"]
 
 Fork = Literal["token", "transition"]
 Int32 = npt.NDArray[np.int32]
@@ -237,14 +237,3 @@ def paths(parents: Sequence[int], leaves: Sequence[int]) -> list[list[int]]:
     for node, parent in enumerate(parents):
         to_node.append([node] if parent < 0 else [*to_node[parent], node])
     return [to_node[leaf] for leaf in leaves]
-
-
-def node_depths(lengths: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node's first token."""
-    ends: list[int] = []
-    depths: list[int] = []
-    for length, parent in zip(lengths, parents, strict=True):
-        depth = 0 if parent < 0 else ends[parent]
-        depths.append(depth)
-        ends.append(depth + length)
-    return depths

@@ -85,13 +85,12 @@ def scored_tokens(samples: pa.RecordBatch) -> Scored:
         )  # fmt: skip
     positions = np.flatnonzero(mask.to_numpy(zero_copy_only=True) != 0)
     bounds = np.searchsorted(positions, offsets)
-    firsts = positions[bounds[:-1][bounds[:-1] < bounds[1:]]]
-    if len(np.intersect1d(firsts, offsets[:-1])):
+    some = np.flatnonzero(bounds[:-1] < bounds[1:])
+    orphans = some[positions[bounds[some]] == offsets[some]]
+    if len(orphans):
         raise InvariantError(
-            "the first token of a sample is scored",
-            code="RF-I009", expected=0, got=1,
-            where=Where(row=int(np.argmax(np.isin(offsets[:-1], firsts))),
-                        column="completion_mask", position=0),
+            "the first token of a sample is scored", code="RF-I009", expected=0, got=1,
+            where=Where(row=int(orphans[0]), column="completion_mask", position=0),
             remedy="cut the sample with ragged_format.cut, which drops that target",
         )  # fmt: skip
     return Scored(ids.to_numpy(zero_copy_only=True), offsets, positions, bounds)

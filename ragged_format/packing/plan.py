@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def missing_rows(self) -> int:
-        """Rows that the last step lacks: there are fewer samples than ranks. Else 0."""
+        """Rows that the last step lacks because no row has a second sample to give; else 0."""
         return -len(self.rows) % self.ranks
 
     @property
@@ -164,9 +164,9 @@ def plan_rows(
         repeats at most this many times as many tokens of prefix as it moves; 0 splits none. More
         gives fuller rows and more tokens in all.
     tail : {"keep", "drop"}
-        Rows that make no whole step at the end: split them so that they do (where there are fewer
-        samples than ranks, the last step stays short: ``missing_rows``), or leave them out
-        (``dropped``).
+        What to do with rows that make no whole step at the end: split rows so that they do (where
+        there are too few samples for that the last step is short: ``missing_rows``), or leave them
+        out (``dropped``).
 
     Raises
     ------
@@ -242,7 +242,7 @@ def _planning_columns(samples: pa.RecordBatch | pa.Table, rules: ShareRules) -> 
     if isinstance(chosen, pa.RecordBatch):
         return chosen
     batches = chosen.combine_chunks().to_batches()
-    return batches[0] if batches else chosen.schema.empty_table().combine_chunks().to_batches()[0]
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=chosen.schema)
 
 
 class _Sorter:
