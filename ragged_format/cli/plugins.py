@@ -1,0 +1,92 @@
+"""Commands that other packages add to ``ragged``.
+
+A package registers an entry point in the group ``ragged_format.commands``. Its name is the name of
+the command; its object is a function, whose signature typer turns into arguments and options, or a
+``typer.Typer`` with sub-commands::
+
+    [project.entry-points."ragged_format.commands"]
+    serve = "ragged_server.cli:serve"
+
+The object's module is imported when its command runs and when ``ragged --help`` lists it, so heavy
+imports belong inside the function. A module that fails to import breaks its own command only: the
+listing says so, and every other command works.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ragged_format.errors import MissingDependencyError, RaggedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["GROUP", "discover", "load"]
+
+GROUP = "ragged_format.commands"
+
+
+def discover(taken: Collection[str] = ()) -> tuple[dict[str, EntryPoint], list[str]]:
+    """Return the registered commands by name, and a sentence for each one left out.
+
+    Imports nothing. A name in `taken` belongs to a built-in command; of two packages that register
+    one name, the first in the order of their entry points' values is used.
+    """
+    found: dict[str, EntryPoint] = {}
+    left_out = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+        if entry.name in taken:
+            left_out.append(f"{entry.name!r} of {entry.value} is the name of a built-in command")
+        elif entry.name not in found:
+            found[entry.name] = entry
+        elif found[entry.name].value != entry.value:
+            left_out.append(
+                f"{entry.name!r} of {entry.value} is registered by {found[entry.name].value}"
+            )
+    return found, left_out
+
+
+def load(entry: EntryPoint) -> Any:
+    """Import a registered command and return it as a typer command.
+
+    Raises
+    ------
+    MissingDependencyError
+        A module that it needs is not installed (``RF-D001``).
+    RaggedError
+        It fails to import in another way, or is neither a function nor a ``typer.Typer``.
+    """
+    try:
+        target = entry.load()
+    except ModuleNotFoundError as err:
+        raise MissingDependencyError(
+            f"the command {entry.name!r} needs a module that is not installed",
+            expected=f"module {err.name!r}", got=f"{entry.value} fails to import",
+            remedy="install the extra that the command belongs to, or all: "
+            "pip install 'ragged-format[all]'",
+        ) from err  # fmt: skip
+    except Exception as err:
+        raise _broken(entry, f"{type(err).__name__}: {err}") from err
+    if isinstance(target, typer.Typer):
+        command: Any = typer.main.get_command(target)
+    elif inspect.isfunction(target):
+        app = typer.Typer(add_completion=False)
+        app.command(entry.name)(target)
+        command = typer.main.get_command(app)
+    else:
+        raise _broken(entry, f"a {type(target).__name__}, not a function or a typer.Typer")
+    command.name = entry.name
+    return command
+
+
+def _broken(entry: EntryPoint, got: str) -> RaggedError:
+    package = entry.dist.name if entry.dist is not None else entry.module
+    return RaggedError(
+        f"the command {entry.name!r} of package {package!r} cannot be loaded",
+        expected=f"{entry.value} in the group {GROUP}", got=got,
+        remedy=f"reinstall or remove {package!r}; all other commands work",
+    )  # fmt: skip
