@@ -14,6 +14,7 @@ from ragged_format.errors import (
     ChecksumError,
     CorruptError,
     InvariantError,
+    LimitExceededError,
     SchemaMismatchError,
     Where,
 )
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
 
 __all__ = [
+    "VALIDATIONS",
     "Batches",
     "Projection",
     "Validation",
+    "check_choice",
     "check_trailer",
     "conform",
     "decode",
@@ -41,6 +44,17 @@ __all__ = [
 
 Validation: TypeAlias = Literal["full", "structural", "off"]
 Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table] | pa.RecordBatch | pa.Table
+
+
+VALIDATIONS: tuple[Validation, ...] = ("full", "structural", "off")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless an argument has one of the values that it may have."""
+    if value not in choices:
+        raise LimitExceededError(
+            f"{name} has no such choice", expected=" or ".join(map(repr, choices)), got=value
+        )
 
 
 class Projection:

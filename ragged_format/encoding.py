@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ragged_format.decoding import Validation, conform
+from ragged_format.decoding import VALIDATIONS, Validation, check_choice, conform
 from ragged_format.digest import message_digest
 from ragged_format.errors import RaggedError, Where
 from ragged_format.known_schemas import known_schema
@@ -33,6 +33,7 @@ class Encoder:
     """
 
     def __init__(self, schema: pa.Schema, *, validate: Validation, name: str | None) -> None:
+        check_choice("validate", validate, VALIDATIONS)
         self.known = known_schema(schema)
         self._validate: Validation = validate
         self._name = name

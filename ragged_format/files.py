@@ -24,9 +24,11 @@ import pyarrow as pa
 
 from ragged_format.byte_source import BufferSource, Message, describe, next_message
 from ragged_format.decoding import (
+    VALIDATIONS,
     Batches,
     Projection,
     Validation,
+    check_choice,
     check_trailer,
     decode,
     verify_content,
@@ -199,6 +201,7 @@ class FileReader:
         verify: bool = True,
         validate: Validation = "off",
     ) -> None:
+        check_choice("validate", validate, VALIDATIONS)
         self.path = Path(path)
         self._options: dict[str, Any] = {
             "columns": columns, "verify": verify, "validate": validate,

@@ -22,9 +22,11 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from ragged_format.byte_source import Message, byte_source, describe, next_message
 from ragged_format.decoding import (
+    VALIDATIONS,
     Batches,
     Projection,
     Validation,
+    check_choice,
     check_trailer,
     decode,
     verify_content,
@@ -238,6 +240,7 @@ class StreamReader:
 
     num_rows: int | None = None
     is_random_access = False
+    _file: IO[bytes] | None = None
 
     def __init__(
         self,
@@ -250,7 +253,8 @@ class StreamReader:
         max_bytes: int | None = None,
         trailing: Literal["error", "leave"] = "error",
     ) -> None:
-        self._file: IO[bytes] | None = None
+        check_choice("validate", validate, VALIDATIONS)
+        check_choice("trailing", trailing, ("error", "leave"))
         self._name: str | None = None
         if isinstance(source, str | os.PathLike):
             self._name = os.fspath(source)
@@ -318,6 +322,9 @@ class StreamReader:
         """Close the file if the reader opened it."""
         if self._file is not None:
             self._file.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _read_schema(self) -> KnownSchema:
         prefix = bytes(self._source.read(8))

@@ -20,7 +20,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ragged_format.canonical import require_same
-from ragged_format.decoding import Batches, Validation, conform, iter_batches
+from ragged_format.decoding import (
+    VALIDATIONS,
+    Batches,
+    Validation,
+    check_choice,
+    conform,
+    iter_batches,
+)
 from ragged_format.digest import canonical_json
 from ragged_format.errors import (
     DatasetExistsError,
@@ -127,8 +134,8 @@ class Writer:
         max_shard_bytes: int = SHARD_BYTES,
         lineage: Mapping[str, Any] | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise DatasetExistsError("there is no such mode", expected=" or ".join(MODES), got=mode)
+        check_choice("mode", mode, MODES)
+        check_choice("validate", validate, VALIDATIONS)
         self.path = local_path(path)
         self._known = known_schema(schema)
         self._mode: Mode = mode
@@ -264,8 +271,8 @@ class Writer:
                             where=Where(file=str(self.path)), got="no file",
                             remedy="do not remove files of a running writer",
                         )  # fmt: skip
-                # From here on the manifest may be there even if an exception follows, so that the
-                # shards must stay.
+                # From here on the manifest may be there even if an exception follows, so that
+                # `abort` must not remove the shards.
                 self._state = "committed"
                 write_manifest(self.path, merged)
         except BaseException:

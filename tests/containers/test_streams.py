@@ -313,6 +313,19 @@ def test_validation_of_writers_and_readers():
         list(rf.read_stream(stream, validate="full"))
 
 
+def test_misspelt_choices_are_refused(tmp_path):
+    stream = stream_bytes([small_batch()])
+    with pytest.raises(rf.LimitExceededError, match="'full' or 'structural' or 'off'"):
+        rf.read_stream(stream, validate="ful")
+    with pytest.raises(rf.LimitExceededError):
+        rf.read_stream(stream, trailing="ignore")
+    with pytest.raises(rf.LimitExceededError):
+        rf.write_stream(io.BytesIO(), [small_batch()], validate="ful")
+    rf.write_file(tmp_path / "a.arrow", [small_batch()])
+    with pytest.raises(rf.LimitExceededError):
+        rf.read_file(tmp_path / "a.arrow", validate="ful")
+
+
 def test_a_failed_reader_goes_on_failing():
     stream = bytearray(stream_bytes(three_batches()))
     place = messages(stream)[3] - 8
