@@ -97,11 +97,12 @@ def measure(plan: Plan, runs: Runs) -> Measured:
 
 def write(plan: Plan, measured: Measured, memory: npt.NDArray[np.uint8]) -> None:
     """Copy every part to its place in `memory`, which has at least ``layout.nbytes`` bytes."""
-    (views, _, _), num_rows, spans, (starts, lengths) = measured
+    (views, _, _), _, spans, (starts, lengths) = measured
     if not views:
         memory[: starts[-1]] = 0
         return
     number = len(views)
+    single = spans[0].sizes.count(1) == number
     sliced: dict[tuple[int, int], list[slice]] = {}
     by_part = zip(*[view.arrays for view in views], strict=True)
     for part, start, length, sources in zip(plan.parts, starts, lengths, by_part, strict=False):
@@ -109,7 +110,7 @@ def write(plan: Plan, measured: Measured, memory: npt.NDArray[np.uint8]) -> None
         out = memory[start : start + length * unit]
         if part.over >= 0:
             offsets = out.view(np.int64)
-            if number == num_rows and part.over == 0:
+            if single and part.over == 0:
                 offsets[:] = list(accumulate(spans[space].sizes, initial=0))
             else:
                 _rebase(sources, spans[part.over], spans[space], offsets)
