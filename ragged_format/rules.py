@@ -75,6 +75,23 @@ def _in_vocabulary(view: View, code: str, column: str, what: str) -> None:
         view.forbid(code, what, column, bad, f"0 <= id < {view.schema.vocab_size}")
 
 
+def sample_ids(view: View) -> None:
+    """RF-I006, within the batch."""
+    ids = view.elements("sample_id")
+    empty = pc.equal(ids, "").to_numpy(zero_copy_only=False)
+    view.forbid("RF-I006", "a sample_id is empty", "sample_id", empty, "an id of its own")
+    numbers = ids.dictionary_encode().indices.to_numpy()
+    _, firsts = np.unique(numbers, return_index=True)
+    if len(firsts) < len(numbers):
+        again = int(np.setdiff1d(np.arange(len(numbers)), firsts)[0])
+        first = int(firsts[numbers[again]])
+        view.fail_at(
+            "RF-I006", "a sample_id is not unique", "sample_id", again,
+            expected="an id that no other record has",
+            got=f"{ids[again].as_py()!r}, also at row {first}",
+        )  # fmt: skip
+
+
 def token_ids(view: View) -> None:
     """RF-I007."""
     for name in ("input_ids", "target_ids") if _packed(view) else ("input_ids",):
@@ -367,6 +384,7 @@ def draws_have_weight(view: View) -> None:
 
 
 FULL_RULES: tuple[Rule, ...] = (
+    Rule("RF-I006", sample_ids, profile="sample"),
     Rule("RF-I007", token_ids),
     Rule("RF-I009", first_token_unscored, profile="sample"),
     Rule("RF-I010", flag_bits),

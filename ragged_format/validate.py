@@ -77,7 +77,7 @@ def validate(
 
 
 def validate_batch(batch: pa.RecordBatch, schema: RaggedSchema, level: Level, where: Where) -> None:
-    """Validate one batch whose schema is parsed already; sample ids are not compared."""
+    """Validate one batch whose schema is parsed already; ids are compared within it only."""
     try:
         view = _structure(batch, schema, _check_arrays(batch, schema))
         if level == "full":

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import ragged_format as rf
 from ragged_format import Column, LogProb
+from ragged_format.profiles import STANDARD
 
 VOCAB_SIZE = 100
 INFINITY = math.inf
@@ -100,6 +101,17 @@ def _edit(record: Record, edits: Record) -> Record:
     return out
 
 
+def bare(schema: pa.Schema) -> pa.Schema:
+    """Leave out declarations that standard names imply: it makes the vectors much smaller."""
+    parsed = rf.parse_schema(schema)
+    fields = [
+        field.remove_metadata() if parsed[field.name] == STANDARD[parsed.profile].get(field.name)
+        else field
+        for field in schema
+    ]  # fmt: skip
+    return pa.schema(fields, metadata=schema.metadata)
+
+
 def sample(
     code: str,
     name: str,
@@ -109,22 +121,22 @@ def sample(
     good: Record | None = None,
 ) -> Breach:
     """Return a breach of profile ``sample`` with these optional columns only."""
-    schema = rf.sample_schema(vocab_size=VOCAB_SIZE, columns=columns)
+    schema = bare(rf.sample_schema(vocab_size=VOCAB_SIZE, columns=columns))
     base = {key: (good or {}).get(key, SAMPLE.get(key)) for key in schema.names}
     column, position = (at, None) if isinstance(at, str) else at
     bad = _edit(base, {"sample_id": "bad", **edits})
     return Breach(code, name, schema, base, bad, column, position)
 
 
-def packed(code: str, name: str, at: str | tuple[str, int | None], edits: Record) -> Breach:
-    """Return a breach of profile ``packed``."""
-    schema = rf.packed_schema(
-        vocab_size=VOCAB_SIZE,
-        columns=["rollout_log_probs", "member_reward", "member_metrics"],
-    )
+def packed(
+    code: str, name: str, at: str | tuple[str, int | None], edits: Record, *columns: str
+) -> Breach:
+    """Return a breach of profile ``packed`` with these optional columns only."""
+    schema = bare(rf.packed_schema(vocab_size=VOCAB_SIZE, columns=columns))
+    base = {key: PACKED[key] for key in schema.names}
     column, position = (at, None) if isinstance(at, str) else at
-    bad = _edit(PACKED, {"member_sample_id": ["c", "d"], **edits})
-    return Breach(code, name, schema, PACKED, bad, column, position)
+    bad = _edit(base, {"member_sample_id": ["c", "d"], **edits})
+    return Breach(code, name, schema, base, bad, column, position)
 
 
 def _with(name: str, **changes: Any) -> Column:
@@ -221,11 +233,12 @@ BREACHES: tuple[Breach, ...] = (
     sample("RF-I021", "list", "metrics", {"metrics": "[]"}, "metrics"),
     sample("RF-I021", "broken", "provenance", {"provenance": "{"}, "provenance"),
     sample("RF-I021", "nan", "metrics", {"metrics": '{"kl":NaN}'}, "metrics"),
-    packed("RF-I021", "member", ("member_metrics", 1), {"member_metrics:1": "1"}),
+    packed("RF-I021", "member", ("member_metrics", 1), {"member_metrics:1": "1"}, "member_metrics"),
     sample("RF-I022", "reward", "reward", {"reward": NAN}, "reward"),
     sample("RF-I022", "advantage", "advantage", {"advantage": -INFINITY}, "advantage"),
     sample("RF-I022", "temperature", "temperature", {"temperature": -1.0}, "temperature"),
-    packed("RF-I022", "member", ("member_reward", 1), {"member_reward:1": INFINITY}),
+    packed("RF-I022", "member", ("member_reward", 1), {"member_reward:1": INFINITY},
+           "member_reward"),
     sample("RF-I023", "branch", "branch_index", {"branch_index": -1}, "branch_index"),
     sample("RF-I023", "offset", "token_offset", {"token_offset": -1}, "token_offset"),
     sample("RF-I024", "zero", ("topk_weights", 1), {"topk_weights:1": 0.0}, *DRAWS),
@@ -234,18 +247,16 @@ BREACHES: tuple[Breach, ...] = (
            {"node_lengths": [2, 0, 2, 1], "node_parents": [-1, 0, 1, 0], "member_leaf": [2, 3]}),
     packed("RF-I031", "short", ("node_lengths", None), {"node_lengths:1": 1}),
     packed("RF-I031", "none", ("node_lengths", None), {"node_lengths": [], "node_parents": [],
-           "member_leaf": [], "member_lengths": [], "member_sample_id": [], "member_reward": [],
-           "member_metrics": [], "pred_index": [], "target_ids": [], "member_index": [],
-           "rollout_log_probs": []}),
+           "member_leaf": [], "member_lengths": [], "member_sample_id": [], "pred_index": [],
+           "target_ids": [], "member_index": []}),
     packed("RF-I032", "later", ("node_parents", 1), {"node_parents:1": 2}),
     packed("RF-I032", "below", ("node_parents", 0), {"node_parents:0": -2}),
     packed("RF-I032", "order", ("node_parents", 3),
            {"input_ids": [1, 2, 3, 4, 5, 6], "position_ids": [0, 1, 2, 3, 0, 2],
             "node_lengths": [2, 2, 1, 1], "node_parents": [-1, 0, -1, 0],
-            "member_sample_id": ["c", "d", "e"], "member_reward": [None] * 3,
-            "member_metrics": [None] * 3, "member_leaf": [1, 2, 3], "member_lengths": [4, 1, 3],
-            "pred_index": [1, 2], "target_ids": [3, 4], "member_index": [0, 0],
-            "rollout_log_probs": [-0.5, -0.25]}),
+            "member_sample_id": ["c", "d", "e"], "member_leaf": [1, 2, 3],
+            "member_lengths": [4, 1, 3], "pred_index": [1, 2], "target_ids": [3, 4],
+            "member_index": [0, 0]}),
     packed("RF-I033", "flat", ("position_ids", 4), {"position_ids:4": 4}),
     packed("RF-I034", "above", ("pred_index", 1), {"pred_index:1": 5}),
     packed("RF-I034", "negative", ("pred_index", 0), {"pred_index:0": -1}),
