@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ragged_format.errors import SchemaMismatchError
@@ -14,10 +11,7 @@ from ragged_format.parse import parse_schema
 from ragged_format.profiles import MEMBER_PREFIX, packed_from_sample
 from ragged_format.schema import RECORD, RaggedSchema
 
-if TYPE_CHECKING:
-    from ragged_format.lists import Int64
-
-__all__ = ["Layout", "layout_of", "list_array", "sample_layout"]
+__all__ = ["Layout", "layout_of"]
 
 
 class Layout:
@@ -66,16 +60,11 @@ class Layout:
             if column.name != "input_ids" and column.opens != "target"
         ]
 
-    def list_array(self, name: str, values: pa.Array, offsets: Int64) -> pa.Array:
-        """Return a packed column of the values between `offsets`, a view."""
-        return list_array(self.types[name], values, offsets)
-
-
-def list_array(type_: pa.DataType, values: pa.Array, offsets: npt.NDArray[Any]) -> pa.Array:
-    """Return ``LargeListArray.from_arrays`` without its checks, for trusted values and offsets."""
-    offsets = np.ascontiguousarray(offsets, np.int64)
-    buffers = [None, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(type_, len(offsets) - 1, buffers, 0, 0, [values])
+    def one_list(self, name: str, values: pa.Array) -> pa.Array:
+        """Return a packed column of one list with all of these values, a view."""
+        bounds = pa.py_buffer(np.array([0, len(values)], np.int64))
+        # Without the checks of LargeListArray.from_arrays: values and bounds are our own.
+        return pa.Array.from_buffers(self.types[name], 1, [None, bounds], 0, 0, [values])
 
 
 _recent: list[Layout] = []
@@ -83,15 +72,11 @@ _recent: list[Layout] = []
 
 def layout_of(schema: pa.Schema) -> Layout:
     """Return the layout of an Arrow schema of profile ``sample``; the last few are remembered."""
-    return sample_layout(parse_schema(schema))
-
-
-def sample_layout(schema: RaggedSchema) -> Layout:
-    """Return the layout of a sample schema; the last few are remembered."""
+    parsed = parse_schema(schema)
     for known in _recent:
-        if known.schema is schema:
+        if known.schema is parsed:
             return known
-    layout = Layout(schema)
+    layout = Layout(parsed)
     _recent.insert(0, layout)
     del _recent[8:]
     return layout

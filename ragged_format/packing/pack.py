@@ -75,7 +75,7 @@ def scored_tokens(samples: pa.RecordBatch) -> Scored:
     """
     ids, offsets = flat(samples.column("input_ids"))
     mask, mask_offsets = flat(samples.column("completion_mask"))
-    if not np.array_equal(offsets, mask_offsets):
+    if offsets.tobytes() != mask_offsets.tobytes():
         row = int(np.argmax(offsets[1:] != mask_offsets[1:]))
         raise InvariantError(
             "the mask has one entry per token",
@@ -323,12 +323,12 @@ def _assemble(
 ) -> pa.RecordBatch:
     arrays: dict[str, pa.Array] = {}
     for name, values in row.structure().items():
-        arrays[name] = layout.list_array(name, pa.array(values), _whole(values))
+        arrays[name] = layout.one_list(name, pa.array(values))
     for name, source in layout.member_columns:
         array = samples.column(source)
         if kept is not None:
             array = array.take(pa.array(kept))
-        arrays[name] = layout.list_array(name, array, _whole(array))
+        arrays[name] = layout.one_list(name, array)
     for root, columns in layout.joined_columns:
         bounds = {"target": scored.bounds}
         for column in columns:
@@ -337,25 +337,21 @@ def _assemble(
             if column.opens is not None:
                 counts = values.to_numpy(zero_copy_only=True)
                 bounds[column.opens] = offsets_of(counts)[offsets]
-            arrays[column.name] = layout.list_array(column.name, values, _whole(values))
+            arrays[column.name] = layout.one_list(column.name, values)
         if root != "target":
             name = member_counts(root)
             counts = np.diff(bounds.get(root, np.zeros_like(scored.bounds))).astype(np.int32)
-            arrays[name] = layout.list_array(name, pa.array(counts), _whole(counts))
+            arrays[name] = layout.one_list(name, pa.array(counts))
     if layout.token_columns:
         picker = TokenColumns(samples, layout.schema, row.segments)
-        for column, values, offsets in picker.columns(layout.token_columns, report):
-            arrays[column.name] = layout.list_array(column.name, values, offsets)
+        for column, values in picker.columns(layout.token_columns, report):
+            arrays[column.name] = layout.one_list(column.name, values)
     return pa.RecordBatch.from_arrays([arrays[name] for name in layout.names], schema=layout.packed)
-
-
-def _whole(values: Any) -> Int64:
-    return np.array([0, len(values)], np.int64)
 
 
 def _check_lengths(column: Column, offsets: Int64, expected: Int64) -> None:
     """Raise unless a column has as many elements in each sample as its axis has there."""
-    if np.array_equal(offsets, expected):
+    if offsets.tobytes() == expected.tobytes():
         return
     row = int(np.argmax(offsets[1:] != expected[1:]))
     raise InvariantError(

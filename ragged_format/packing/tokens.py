@@ -67,8 +67,8 @@ class TokenColumns:
 
     def columns(
         self, columns: list[Column], report: PackReport | None
-    ) -> Iterator[tuple[Column, pa.Array, Int64]]:
-        """Yield each column and all columns below it as (column, values, (2,) offsets)."""
+    ) -> Iterator[tuple[Column, pa.Array]]:
+        """Yield each column and all columns below it, with the values of the row."""
         for column in columns:
             source = flat(self.samples.column(column.name))
             has = is_set(source, column)
@@ -76,7 +76,8 @@ class TokenColumns:
             if report is not None and len(self.shared_sources):
                 report.add_conflicts(column.name, self._conflicts(column, has, picked))
             whole = np.array([0, len(picked)], np.int64)
-            yield from gather(self.samples, self.schema, column, picked, whole)
+            for below, values, _ in gather(self.samples, self.schema, column, picked, whole):
+                yield below, values
 
     def _pick(self, has: Bools) -> Int64:
         """Return the flat index of the first copy that is set, else of the first copy."""
