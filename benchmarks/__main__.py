@@ -15,7 +15,7 @@ from benchmarks.environment import (
     settle_allocator,
 )
 
-BENCHMARKS = ("pack", "row_bytes", "serialize", "arena")
+BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert")
 
 
 def main(argv: list[str] | None = None) -> int:
