@@ -176,5 +176,11 @@ def is_set(source: Flat, column: Column) -> Bools:
     """Return which elements of a column are not all fill; strings always are set."""
     if column.fill is None:
         return np.ones(len(source.values), bool)
-    there: Bools = np.not_equal(source.numpy(), column.fill)
-    return np.asarray(there.any(axis=1)) if column.shape else there
+    values = source.numpy()
+    if not column.shape:
+        return np.asarray(values != column.fill)
+    # Almost always the first value tells.
+    there: Bools = values[:, 0] != column.fill
+    rest = np.flatnonzero(~there)
+    there[rest] = (values[rest] != column.fill).any(axis=1)
+    return there

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragged_format.lists import Flat, Int64, flat, offsets_of, ranges, segment_sums, to_numpy
+from ragged_format.lists import Int64, flat, offsets_of, ranges, segment_sums, to_numpy
 from ragged_format.packing.sharing import is_set
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Segments", "TokenColumns", "gather"]
 
 Bools = npt.NDArray[np.bool_]
+# Rows of fixed-shape elements that are gathered at a time, so that they stay in the cache.
+BLOCK = 512
 
 
 class Segments(NamedTuple):
@@ -156,9 +158,20 @@ def _unequal(values: pa.Array, left: Int64, right: Int64, column: Column) -> Boo
         differ = pc.not_equal(values.take(pa.array(left)), values.take(pa.array(right)))
         text: Bools = differ.to_numpy(zero_copy_only=False)
         return text
-    a: Any = Flat(values, left).numpy()
-    mine, other = a[left], a[right]
-    unequal: Bools = mine != other
+    a: Any = to_numpy(values)
+    if not column.shape:
+        return _differ_by_value(a[left], a[right])
+    if a.dtype.kind in "iu" and a.shape[1] * a.itemsize % 8 == 0:
+        a = a.view(np.int64)  # fewer and wider comparisons
+    out = np.zeros(len(left), bool)
+    for start in range(0, len(left), BLOCK):
+        part = slice(start, start + BLOCK)
+        out[part] = _differ_by_value(a[left[part]], a[right[part]]).any(axis=1)
+    return out
+
+
+def _differ_by_value(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Bools:
+    unequal: Bools = a != b
     if np.issubdtype(a.dtype, np.floating):
-        unequal &= ~(np.isnan(mine) & np.isnan(other))
-    return np.asarray(unequal.any(axis=1)) if column.shape else unequal
+        unequal &= ~(np.isnan(a) & np.isnan(b))
+    return unequal

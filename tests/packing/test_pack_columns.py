@@ -287,3 +287,32 @@ def test_realistic_rollouts_pack_and_keep_metadata():
     validate(row)
     assert row.schema.metadata[b"run"] == b"7"
     assert row.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "shape"),
+    [(pa.int16(), (4,)), (pa.int64(), (3,)), (pa.uint8(), (3,)), (pa.float32(), (2, 1))],
+    ids=str,
+)
+def test_conflicts_of_fixed_shapes_are_counted_element_by_element(type_, shape):
+    rng = np.random.default_rng(7)
+    width = int(np.prod(shape))
+    column = rf.Column("state", "token", type_, shape, fill=0)
+    tokens = [int(t) for t in rng.integers(0, 16, 1500)]
+    samples = [{"tokens": [*tokens, last], "mask": [0] * 1500 + [1]} for last in (1, 2, 3)]
+    shared = rng.integers(1, 5, (1501, width)).astype(type_.to_pandas_dtype())
+    if pa.types.is_floating(type_):
+        shared[::3, 0] = np.nan
+    states = [shared.copy() for _ in samples]
+    states[1][::100, -1] += 1
+    states[2][7] = 0  # all fill: not there, so that it does not conflict
+    states[2][50:60, 0] += 2
+    batch = batch_of(samples, extended(column), state=[state.tolist() for state in states])
+    report = PackReport()
+    row = pack_row(batch, report=report)
+    nan = np.isnan(shared[:1500].astype(float))
+    changed = [(s[:1500] != shared[:1500]) & ~nan for s in states]
+    changed[2][7] = False
+    assert report.conflicts == {"state": sum(int(c.any(axis=1).sum()) for c in changed)}
+    kept = np.array(row.column("state")[0].as_py())
+    np.testing.assert_array_equal(kept[:1500], shared[:1500])
