@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,22 +13,18 @@ from rich.text import Text
 from ragged_format.cli.engines import Conversion, WiderSchemaError, engine_names, load_engine
 from ragged_format.cli.inputs import STDIN, find_inputs, total_bytes
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
+from ragged_format.cli.sinks import Mode, open_sink
 from ragged_format.dataset import Dataset
 from ragged_format.errors import ConversionError, DatasetNotFoundError, Where
-from ragged_format.streams import StreamWriter
 from ragged_format.validate import UniqueIds
-from ragged_format.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pyarrow as pa
-
     from ragged_format.adapters.report import ConversionReport
 
-__all__ = ["Mode", "convert", "convert_to", "report_renderables"]
+__all__ = ["convert", "convert_to", "report_renderables"]
 
-Mode = Literal["error", "append", "overwrite"]
 Policy = Literal["error", "flag", "full_vocab", "drop_target", "drop_sample"]
 
 
@@ -188,18 +183,10 @@ def _run(
             "the input has no records", expected="at least one", got="none",
             where=Where(file=", ".join(conversion.files)),
         )  # fmt: skip
-    with _open_sink(target, first.schema, mode, lineage) as sink:
+    with open_sink(target, first.schema, mode=mode, lineage=lineage) as sink:
         for number, batch in enumerate(chain([first], batches)):
             ids.add(batch.column("sample_id"), Where(batch=number))
             sink.write(batch)
-
-
-def _open_sink(
-    target: str, schema: pa.Schema, mode: Mode, lineage: dict[str, Any] | None
-) -> Writer | StreamWriter:
-    if target == STDIN:
-        return StreamWriter(sys.stdout.buffer, schema, validate="full")
-    return Writer(target, schema, mode=mode, lineage=lineage)
 
 
 def report_renderables(report: ConversionReport) -> list[Table | Text]:

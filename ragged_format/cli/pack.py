@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,13 +11,12 @@ import typer
 
 from ragged_format.cli.inputs import STDIN
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
+from ragged_format.cli.sinks import Mode, open_sink
 from ragged_format.cli.sources import opened
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.packing import PackReport, pack_row, plan_rows
 from ragged_format.profiles import packed_from_sample
 from ragged_format.ragged import concat, take
-from ragged_format.streams import StreamWriter
-from ragged_format.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +32,6 @@ Packing = Literal["tree", "sequence"]
 Fork = Literal["token", "transition"]
 NullAdvantage = Literal["error", "keep"]
 Tail = Literal["keep", "drop"]
-Mode = Literal["error", "append", "overwrite"]
 
 # Samples that are held, planned and packed together.
 CHUNK_BYTES = 256 << 20
@@ -103,7 +100,7 @@ def pack(
         schema = _packed_schema(source, path)
         with (
             out.progress("packing", source.num_rows) as advance,
-            _open_sink(target, schema, mode, lineage) as sink,
+            open_sink(target, schema, mode=mode, lineage=lineage) as sink,
         ):
             for row in pack_batches(source.batches(), options, packed, advance):
                 sink.write(row)
@@ -118,14 +115,6 @@ def _packed_schema(source: Source, path: str) -> pa.Schema:
             expected="profile 'sample'", got=f"profile {source.ragged_schema.profile!r}",
         )  # fmt: skip
     return packed_from_sample(source.ragged_schema).to_arrow()
-
-
-def _open_sink(
-    target: str, schema: pa.Schema, mode: Mode, lineage: dict[str, Any]
-) -> Writer | StreamWriter:
-    if target == STDIN:
-        return StreamWriter(sys.stdout.buffer, schema, validate="full")
-    return Writer(target, schema, mode=mode, lineage=lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +203,7 @@ class Packed:
         ]  # fmt: skip
         if options.ranks > 1:
             lines.append(("imbalance", f"{self.imbalance(options):.3f} over {options.ranks} ranks, "
-                          f"{format_count(self.steps)} steps"))  # fmt: skip
+                          f"{format_count(self.steps)} step{'s' * (self.steps != 1)}"))  # fmt: skip
         labels = {
             "without_target": "left out: nothing in them is scored",
             "oversize": "left out: longer than the budget",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ragged_format.cli.output import format_count, grid
-from ragged_format.lists import offsets_of
 from ragged_format.schema import RECORD, Column, RaggedSchema
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def record_table(schema: RaggedSchema, record: pa.RecordBatch) -> Table:
         for column in schema.on(axis):
             value = values[column.name]
             if axis == RECORD:
-                shown = "null" if value is None else _value(value)
+                shown = _value(value)
             elif (counts := schema.axes[axis].counts) is None or schema.axes[axis].mask:
-                shown = _list(value, _VALUES)
+                shown = _list(value)
             else:
                 shown = _groups(value, values[counts])
             rows.append((column.name, Text(shown)))
@@ -118,21 +118,33 @@ def record_table(schema: RaggedSchema, record: pa.RecordBatch) -> Table:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "null"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LETTERS else text[:_LETTERS] + "…"
 
 
-def _list(values: list[Any], most: int) -> str:
-    shown = " ".join(map(_value, values[:most]))
-    return f"{shown} … ({format_count(len(values))})" if len(values) > most else shown
+def _list(values: list[Any]) -> str:
+    """Return the first values, as many as fit, and how many there are."""
+    return _begun(list(map(_value, values[:_VALUES])), len(values))
 
 
 def _groups(values: list[Any], counts: list[int]) -> str:
-    offsets = offsets_of(counts)  # type: ignore[arg-type]
-    groups = [
-        "[" + _list(values[offsets[i] : offsets[i + 1]], _VALUES) + "]"
-        for i in range(min(_GROUPS, len(counts)))
+    """Return the first sets, and how many there are."""
+    ends = list(accumulate(counts[:_GROUPS]))
+    sets = [
+        f"[{_list(values[end - count : end])}]" for end, count in zip(ends, counts, strict=False)
     ]
-    return _list(groups, _GROUPS) + (
-        f" … ({format_count(len(counts))})" if len(counts) > _GROUPS else ""
-    )
+    return _begun(sets, len(counts))
+
+
+def _begun(shown: list[str], total: int) -> str:
+    kept: list[str] = []
+    letters = 0
+    for text in shown:
+        if kept and letters + len(text) > _LETTERS:
+            break
+        kept.append(text)
+        letters += len(text) + 1
+    rest = f" … ({format_count(total)})" if total > len(kept) else ""
+    return " ".join(kept) + rest

@@ -139,13 +139,26 @@ def test_modes(invoke_json, tmp_path, windows_of_two):
     second = write(tmp_path / "b.jsonl", [record(1)])
     out = tmp_path / "out"
     invoke_json(*VLLM, "--mode", "append", first, out)
-    assert invoke_json(*VLLM, second, out, exit_code=1)["code"] == "RF-C009"
+    refused = invoke_json(*VLLM, second, out, exit_code=1)
+    assert (refused["code"], "--mode append" in refused["remedy"]) == ("RF-C009", True)
     assert rf.Dataset(out).num_rows == 2
     invoke_json(*VLLM, "--mode", "append", second, out)
     assert rf.Dataset(out)[:]["sample_id"].to_pylist() == ["r0/0", "r0/1", "r1/0", "r1/1"]
     invoke_json(*VLLM, "--mode", "overwrite", second, out)
     assert rf.Dataset(out)[:]["sample_id"].to_pylist() == ["r1/0", "r1/1"]
     assert "topk_ids" not in rf.Dataset(out).schema.names
+
+
+def test_columns_that_are_named_must_be_those_that_are_there(invoke_json, tmp_path):
+    source = write(tmp_path / "a.jsonl", [record(0)])
+    other = write(tmp_path / "b.jsonl", [record(1)])
+    columns = ("--columns", "candidate_counts,candidate_ids", "--mode", "append")
+    invoke_json(*VLLM, *columns, source, tmp_path / "out")
+    invoke_json(*VLLM, *columns, other, tmp_path / "out")
+    assert rf.Dataset(tmp_path / "out").num_rows == 4
+    columns = ("--columns", "rollout_log_probs", "--mode", "append")
+    found = invoke_json(*VLLM, *columns, write(other, [record(2)]), tmp_path / "out", exit_code=1)
+    assert found["code"] == "RF-S010"
 
 
 @pytest.mark.parametrize("mode", ["error", "append"])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -136,6 +137,13 @@ def test_a_plugin_is_not_imported_by_other_commands(site):
     )
     assert done.returncode == 1
     assert done.stdout == "[]\n"
+
+
+def test_a_distribution_that_is_found_twice_is_one(monkeypatch):
+    """An editable install next to a wheel of the same package lists its entry points twice."""
+    entry = EntryPoint("hello", "fake_plugin:hello", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry, entry])
+    assert plugins.discover() == ({"hello": entry}, [])
 
 
 def test_no_entry_points_no_commands(monkeypatch):
