@@ -31,6 +31,7 @@ _BEGIN, _END = b"....}]},", b"}]}"
 # What is deleted to leave numbers and commas. Of the letters of the keys, "e" is in exponents too.
 _DELETED = b'{}[]":_abcdfghijklmnopqrstuvwxyz'
 _EXPONENT = ord("e")
+_EXACT = 2**53
 # Characters of an entry and of its list that are not numbers or commas; an entry's keys have one e.
 _ENTRY_SIZE = len(b'{"token_id":"logprob":"rank":}')
 _LIST_SIZE = len(b'"top_logprobs":[]')
@@ -103,13 +104,18 @@ def read_entries(text: bytes) -> EntryList | None:
     if len(text) - len(bare) != deleted:
         return None
     if has_exponent:
-        bare = bare[1:].replace(b",e", b",")
+        with_e, bare = bare[1:], bare[1:].replace(b",e", b",")
+        if len(with_e) - len(bare) != entries - 1:
+            return None  # a value begins with e
     numbers = _numbers.doubles(bare)
     if numbers is None or len(numbers) != 3 * entries:
         return None
     table = numbers.reshape(tokens, width + 1, 3)
-    whole = table[:, :, 0::2].astype(np.int64)
-    if (whole != table[:, :, 0::2]).any():
+    given = table[:, :, 0::2]
+    if given.max() > _EXACT or given.min() < -_EXACT:
+        return None
+    whole = given.astype(np.int64)
+    if (whole != given).any():
         return None
     listed = table[:, 1:, 1].ravel()
     return EntryList(

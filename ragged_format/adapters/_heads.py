@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Heads", "positive_log_prob", "read_heads"]
 
 FIELD = "logprobs"
-_FAR = np.iinfo(np.int64).max
+_FAR = np.iinfo(np.int64).max  # the list has no entry of the sampled token
+_UNRANKED = _FAR - 1  # it has one without a rank
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ def read_heads(
     others = entries.pick(~is_sampled)
     # Rank and log-prob of the sampled token's entry by target; -inf and far where it has none.
     own_rank = np.full(len(sampled), _FAR)
-    own_rank[own.owner] = np.where(own.ranks == UNKNOWN_RANK, _FAR - 1, own.ranks)
+    own_rank[own.owner] = np.where(own.ranks == UNKNOWN_RANK, _UNRANKED, own.ranks)
     own_log_prob = np.full(len(sampled), -np.inf)
     own_log_prob[own.owner] = own.log_probs
     others = _ranked(others, own_rank, own_log_prob)
@@ -247,11 +248,12 @@ def _fills(
     gap_next = np.zeros(size, bool)
     gap_next[has_next] = gap[(offsets[:-1] + before)[has_next]] == 1
     rank = before + 1
-    ordered = (own_log_prob <= last) & (own_log_prob > -np.inf)
+    ordered = (own_log_prob <= last) & (own_log_prob >= following)
     # vLLM ranks the sampled token below all that tie with it, so a tie may close an earlier gap.
-    tied = (own_rank > rank) & ((own_log_prob == following) | (own_rank == _FAR - 1))
-    fills = gap_next & ordered & (own_log_prob >= following) & ((own_rank == rank) | tied)
-    return fills, fills | (ordered & ~gap_next & (own_rank == rank))
+    is_tied = (own_rank > rank) & (own_log_prob == following)
+    is_unranked = own_rank == _UNRANKED
+    fills = gap_next & ((own_rank == rank) | (ordered & (is_tied | is_unranked)))
+    return fills, fills | (~gap_next & (own_rank == rank))
 
 
 def _place(others: _List, place: Int64, own: _List, before: Int64, counts: Int64) -> _List:

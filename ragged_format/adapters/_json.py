@@ -67,10 +67,10 @@ class _Cuts:
         self.rows: list[bytes] = []
         self.entries: list[bytes] = []
 
-    def take(self, text: bytes, start: int, *, is_content: bool) -> tuple[int, str] | None:
+    def take(self, text: bytes, start: int, key: bytes | None) -> tuple[int, str] | None:
         """Cut the list whose bracket is at `start`; returns its end and mark, or ``None``."""
         inner = text[start + 1 : start + 2]
-        if is_content:
+        if key is None:
             end = text.find(_ENTRIES_END, start) + len(_ENTRIES_END)
             if not text.startswith(_ENTRY, start + 1) or end < len(_ENTRIES_END):
                 return None  # text mode has no ids
@@ -84,8 +84,8 @@ class _Cuts:
             part, kind = text[start + 1 : end - 1], self.rows
         else:
             end = text.find(b"]", start) + 1
-            if end < 1:
-                return None
+            if end < 1 or key == b"sampling_mask":
+                return None  # an empty list of sets has no numbers
             part, kind = text[start + 1 : end - 1], self.integers
         if b" " in part[:_SPACE_PROBE]:
             # Space after a comma or colon, as json.dumps writes it, is no part of a value.
@@ -101,7 +101,7 @@ def _read_fast(text: bytes) -> Any:
     begin = position = 0
     while match := _LIST.search(text, position):
         position = match.end()
-        cut = cuts.take(text, position - 1, is_content=match.group(1) is None)
+        cut = cuts.take(text, position - 1, match.group(1))
         if cut is not None:
             pieces += [text[begin : position - 1], b'"', _MARK_BYTES, cut[1].encode(), b'"']
             begin = position = cut[0]

@@ -126,6 +126,8 @@ def _merge(chunks: Sequence[Any], where: Where) -> dict[str, Any]:
             if not isinstance(delta, Mapping) or not isinstance(delta.get("index"), int):
                 malformed("a delta has the index of its choice", where, "an index", delta)
             deltas.setdefault(delta["index"], []).append(delta)
+    if not deltas:
+        raise _truncated(where, "events with choices", "none")
     merged["choices"] = [_choice(index, parts, where) for index, parts in sorted(deltas.items())]
     return merged
 

@@ -53,7 +53,7 @@ def choice(token_ids, mask, content=None, index=0, **fields):
         "token_ids": token_ids,
         "routed_experts": None,
         "sampling_mask": mask,
-        "weight_versions": [{"version": "7", "start": 0, "end": len(token_ids)}],
+        "weight_versions": [{"version": "7", "start": 0, "end": len(token_ids or ())}],
         "logprobs": None if content is None else {"content": content},
     } | fields
 
