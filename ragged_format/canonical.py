@@ -129,16 +129,21 @@ def _column(source: pa.ChunkedArray, column: Column) -> pa.Array:
 
 
 def _forbid_nulls(values: pa.Array, offsets: Int64 | None) -> None:
-    bad = values.is_null()
-    if not values.null_count:
-        if not pa.types.is_fixed_size_list(values.type) or not values.flatten().null_count:
-            return
-        inner = values.flatten().is_null().to_numpy(zero_copy_only=False)
-        bad = pa.array(inner.reshape(len(values), -1).any(axis=1))
+    fixed = pa.types.is_fixed_size_list(values.type)
+    if values.null_count:
+        element = _first_null(values)
+    elif fixed and (inner := values.flatten()).null_count:
+        element = _first_null(inner) // values.type.list_size
+    else:
+        return
     raise InvariantError(
         "a value is null", code="RF-I002", expected="no nulls", got="null",
-        where=_place(pc.index(bad, True).as_py(), offsets),
+        where=_place(element, offsets),
     )  # fmt: skip
+
+
+def _first_null(values: pa.Array) -> int:
+    return int(pc.index(values.is_null(), True).as_py())
 
 
 def _exact(values: pa.Array, wanted: pa.DataType, offsets: Int64 | None) -> pa.Array:
