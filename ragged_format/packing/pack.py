@@ -203,6 +203,7 @@ def pack_row(
         keys = layout.rules.keys(samples, scored.tokens, scored.offsets, within_group=within_group)
         forest = _forest(keys, kept, starts.tolist(), lengths.tolist(), fork)
     row = _Row(forest, scored, starts, lengths, targets)
+    out = _assemble(samples, layout, row, scored, kept, report)
     if report is not None:
         report.rows += 1
         report.samples += num_samples
@@ -212,7 +213,7 @@ def pack_row(
         report.unique_tokens += len(row.input_ids)
         report.targets += len(scored.positions)
         report.null_advantages += null_advantages
-    return _assemble(samples, layout, row, scored, kept, report)
+    return out
 
 
 def _forest(

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ragged_format.errors import PackingError
@@ -87,21 +88,21 @@ class Plan:
         return float(self.tokens.sum()) / max(int(self.unique_tokens.sum()), 1)
 
     @cached_property
-    def step_imbalance(self) -> Any:
+    def _step_loads(self) -> Int64:
+        """Loads by step and rank, (steps, ranks); 0 for a missing row."""
+        return np.append(self.load, np.zeros(self.missing_rows, np.int64)).reshape(-1, self.ranks)
+
+    @property
+    def step_imbalance(self) -> npt.NDArray[np.float64]:
         """Largest load of a rank over the mean, per step, (steps,) float64."""
-        padded = np.zeros(len(self.rows) + self.missing_rows, np.int64)
-        padded[: len(self.rows)] = self.load
-        steps = padded.reshape(-1, self.ranks)
-        return steps.max(axis=1) / steps.mean(axis=1)
+        return np.asarray(self._step_loads.max(axis=1) / self._step_loads.mean(axis=1))
 
     @property
     def imbalance(self) -> float:
         """Time lost to waiting: the sum of the steps' largest loads over the sum of their means."""
         if not self.rows:
             return 1.0
-        padded = np.zeros(len(self.rows) + self.missing_rows, np.int64)
-        padded[: len(self.rows)] = self.load
-        return float(padded.reshape(-1, self.ranks).max(axis=1).sum() * self.ranks / padded.sum())
+        return float(self._step_loads.max(axis=1).sum() / self._step_loads.mean(axis=1).sum())
 
     def metrics(self) -> dict[str, Any]:
         """Return sums and ratios as plain JSON values."""
