@@ -14,6 +14,7 @@ from ragged_format.cli.engines import Conversion, WiderSchemaError, engine_names
 from ragged_format.cli.inputs import STDIN, find_inputs, total_bytes
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.cli.sinks import Mode, open_sink
+from ragged_format.codes import CODES
 from ragged_format.dataset import Dataset
 from ragged_format.errors import ConversionError, DatasetNotFoundError, Where
 from ragged_format.validate import UniqueIds
@@ -195,11 +196,13 @@ def report_renderables(report: ConversionReport) -> list[Table | Text]:
     for name in ("  ", "in", "stored", "dropped", ""):
         table.add_column(name, justify="left" if name in ("  ", "") else "right")
     rest: list[tuple[str, str]] = []
+    codes: dict[str, str] = {}
     for key, part in report.to_dict().items():
         label = key.replace("_", " ")
         if "taken" in part:
             why = ", ".join(f"{reason} {format_count(n)}" for reason, n in part["dropped"].items())
             dropped = part["taken"] - part["stored"]
+            codes |= {code: CODES[code].rule for code in part["dropped"] if code in CODES}
             table.add_row(
                 f"  {label}", format_count(part["taken"]), format_count(part["stored"]),
                 format_count(dropped) if dropped else "", Text(why, style="yellow"),
@@ -207,7 +210,8 @@ def report_renderables(report: ConversionReport) -> list[Table | Text]:
         else:
             rest += [(label, f"{reason}: {format_count(n)}") for reason, n in part.items()]
     labels = [label if label != before else "" for label, before in _with_previous(rest)]
-    notes = [(label, text) for label, (_, text) in zip(labels, rest, strict=True)]
+    notes = [*codes.items()]  # the rule that was broken
+    notes += [(label, text) for label, (_, text) in zip(labels, rest, strict=True)]
     return [table, grid(notes)] if notes else [table]
 
 

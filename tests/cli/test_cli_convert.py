@@ -11,6 +11,7 @@ import ragged_format as rf
 from ragged_format.adapters import vllm
 from ragged_format.cli import engines
 from ragged_format.cli.engines import engine_names, load_engine
+from ragged_format.codes import CODES
 from ragged_format.testing import assert_ragged_equal
 
 KEYS = {"command", "ok", "path", "inputs", "records", "report"}
@@ -209,7 +210,7 @@ def test_a_record_that_is_not_an_object(invoke_json, tmp_path, value):
     assert invoke_json(*VLLM, source, tmp_path / "out", exit_code=1)["code"] == "RF-A002"
 
 
-def test_error_answers_are_refused_or_skipped_and_counted(invoke_json, tmp_path):
+def test_error_answers_are_refused_or_skipped_and_counted(invoke, invoke_json, tmp_path):
     answer = {
         "request": {},
         "response": {"error": {"message": "", "code": 500}},
@@ -220,6 +221,8 @@ def test_error_answers_are_refused_or_skipped_and_counted(invoke_json, tmp_path)
     assert found["code"] == "RF-A003"
     found = invoke_json(*VLLM, "--on-error", "skip", source, tmp_path / "out")
     assert found["report"]["responses"]["dropped"] == {"RF-A003": 1}
+    text = invoke(*VLLM, "--on-error", "skip", source, tmp_path / "other").stdout
+    assert f"RF-A003  {CODES['RF-A003'].rule}" in text
 
 
 def test_input_without_records_is_refused(invoke_json, tmp_path):
