@@ -27,6 +27,7 @@ PAGES = [
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "console", "text", "toml", "json"}
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+PATH = re.compile(r"`((?:ragged_format|spec|docs|tests|benchmarks|examples)/[\w./-]*)`")
 NOT_RUN = re.compile(r"^(git clone|cd|pip install|python3? -m venv|make) ?")
 
 
@@ -64,6 +65,12 @@ def test_page_has_known_languages_and_live_links(page):
             titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
             assert anchor in slugs, f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_a_page_names_exist(page):
+    for path in PATH.findall(page.read_text()):
+        assert (ROOT / path).exists(), f"{name(page)} names {path}"
 
 
 RUN = [page for page in PAGES if {"python", "console"} & {language for language, _ in blocks(page)}]
