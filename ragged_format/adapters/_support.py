@@ -117,7 +117,8 @@ def read_support(
         repeats = np.flatnonzero(_falls(ids, offsets)) + 1
         fault[_owner(repeats, offsets)] = DUPLICATE
     hits = np.flatnonzero(ids == np.repeat(sampled.astype(np.int32), counts))
-    if len(hits) != np.count_nonzero(counts):
+    # One hit for every set, unless an id is twice in one.
+    if len(hits) != np.count_nonzero(counts) or unsorted or (fault == DUPLICATE).any():
         held = np.zeros(len(sampled), bool)
         held[_owner(hits, offsets)] = True
         fault[~held & (fault == 0)] = OUTSIDE
