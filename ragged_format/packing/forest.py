@@ -221,8 +221,7 @@ def _trie(
             ends.append(lengths[sample])
             firsts.append(sample)
             path.append(len(ends) - 1)
-        elif sample < firsts[path[-1]]:
-            firsts[path[-1]] = sample
+        # Otherwise it equals the sample before, which has the lower number.
         leaves[sample] = path[-1]
     while len(path) > 1:
         done = path.pop()

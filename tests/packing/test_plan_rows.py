@@ -250,3 +250,11 @@ def test_what_finds_no_room_when_loads_are_spread_gets_a_row_of_its_own():
     rows = spread(window, runs, 2, 8, share=1.0)
     assert sorted(len(row.runs) for row in rows) == [1, 2, 2]
     assert sorted(run for row in rows for run in row.runs) == runs
+
+
+def test_a_window_of_many_rows():
+    samples = [{"tokens": [i % 16, i // 16, 1], "mask": [0, 1, 1]} for i in range(256)]
+    plan = plan_rows(batch_of(samples + samples[:44]), 3, 8, packing="sequence")
+    assert [len(row) for row in plan.rows] == [1] * 300
+    assert plan.imbalance == pytest.approx(304 / 300)
+    assert plan.missing_rows == 4
