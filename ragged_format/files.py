@@ -36,6 +36,7 @@ from ragged_format.decoding import (
 )
 from ragged_format.encoding import Encoder
 from ragged_format.errors import (
+    ChecksumError,
     CorruptError,
     NotRaggedError,
     OutOfRangeError,
@@ -315,7 +316,7 @@ class FileReader:
                 batch, self._known, message, tally, verify=verify, validate=self._validate
             )
             if batch.num_rows != self.rows_per_batch[index]:
-                raise CorruptError(
+                raise ChecksumError(
                     "a batch has not the records that the trailer states",
                     expected=self.rows_per_batch[index], got=batch.num_rows,
                 )  # fmt: skip
@@ -392,15 +393,16 @@ class FileReader:
                 expected="the trailer as last batch", got=f"{len(self._blocks)} batches",
                 remedy="import data of other writers",
             )  # fmt: skip
+        if rows := rows_of(message.flatbuffer, message.header):
+            raise CorruptError("the trailer has rows", expected=0, got=rows)
         facts = [
-            ("rows of the trailer", 0, rows_of(message.flatbuffer, message.header)),
-            ("batches", trailer.batches, len(self._blocks) - 1),
+            ("number of batches", trailer.batches, len(self._blocks) - 1),
             ("schema digest", trailer.schema_digest, self._known.digest),
         ]
         for what, expected, got in facts:
             if expected != got:
-                raise CorruptError(
-                    f"the {what} are not what the trailer states", expected=expected, got=got
+                raise ChecksumError(
+                    f"the {what} is not what the trailer states", expected=expected, got=got
                 )
         return trailer
 

@@ -66,7 +66,7 @@ class LogProb:
             "mode": self.mode, "normalizer": self.normalizer, "value": self.value,
         }  # fmt: skip
         if self.temperature is not None:
-            out["temperature"] = self.temperature
+            out["temperature"] = float(self.temperature)
         return out
 
     @classmethod
