@@ -1,6 +1,7 @@
 """Every schema code is raised with its place, what was expected and what was found."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -475,6 +476,27 @@ def test_s009_head_kinds(kind):
         rf.SchemaMismatchError, "RF-S009", rf.Column, "own", "token", I32, opens=opens,
         head_kind=kind, column="own",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), [("candidate_counts", "top_k"), ("topk_counts", "set")])
+def test_s009_a_set_stays_a_set(name, kind):
+    ids = name.replace("counts", "ids")
+    column = replace(rf.standard_column(name), head_kind=kind)
+    error = fails(
+        rf.SchemaMismatchError, "RF-S009", rf.sample_schema, vocab_size=9, columns=[column, ids],
+        column=name,
+    )  # fmt: skip
+    assert error.got == kind
+
+
+def test_s006_the_parts_of_an_own_head_lie_on_its_axis():
+    counts = rf.Column("draft_counts", "target", I32, opens="draft", head_kind="top_k")
+    ids = rf.Column("draft_ids", "target", I32, fill=-1)
+    error = fails(
+        rf.SchemaMismatchError, "RF-S006", rf.sample_schema, vocab_size=9, columns=[counts, ids],
+        column="draft_ids",
+    )  # fmt: skip
+    assert (error.expected, error.got) == ("draft", "target")
 
 
 def test_s009_standard_log_probs_have_a_mode():
