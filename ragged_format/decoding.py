@@ -75,6 +75,11 @@ class Projection:
         self.schema = schema
         self._positions: list[int] | None = None
         if columns is not None:
+            if not columns:
+                raise SchemaMismatchError(
+                    "no columns are selected", code="RF-S003", expected="at least one column",
+                    got=list(columns), remedy="leave columns out for all of them",
+                )  # fmt: skip
             self.ragged = ragged.select(columns)
             self._positions = [schema.get_field_index(name) for name in self.ragged.columns]
             fields = [schema.field(position) for position in self._positions]

@@ -384,7 +384,12 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
         return first
     schema = first.schema
     try:
-        joined = pa.concat_batches([_under(batch, schema) for batch in batches])
+        joined = pa.concat_batches(
+            [
+                batch if batch.schema.equals(schema, check_metadata=True) else _under(batch, schema)
+                for batch in batches
+            ]
+        )
     except pa.ArrowInvalid as err:
         raise LimitExceededError(
             "a string column of the result exceeds 2 GiB", expected="< 2^31 bytes", got=str(err),

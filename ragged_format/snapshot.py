@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Place", "ShardReader", "Snapshot", "resized"]
 
 
+# Bytes from which copying a record as a slice is faster than Arrow's take, which goes element by
+# element (measured: 4 to 7 times faster at 90 KB a record, 3 times slower at 2 KB).
+LARGE_RECORD = 6 << 10
+# Records per batch below which the fixed cost of a take per batch is higher, whatever their size.
+FEW_RECORDS = 4
+
+
 class Place(NamedTuple):
     """Where a record lies: shard, batch within it, row within that."""
 
@@ -149,9 +156,12 @@ class Snapshot:
 
     def take(self, positions: Int64, projection: Projection) -> pa.RecordBatch:
         """Return records in the order of `positions`; only their batches are touched."""
+        if not len(positions):
+            return pa.RecordBatch.from_pylist([], schema=projection.schema)
+        # Records of one batch, by ascending position.
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
-        parts = []
+        groups: list[tuple[pa.RecordBatch, Int64]] = []
         cuts = np.searchsorted(ordered, self.bounds)
         for number in np.flatnonzero(np.diff(cuts)).tolist():
             rows = ordered[cuts[number] : cuts[number + 1]] - self.bounds[number]
@@ -159,14 +169,16 @@ class Snapshot:
             inner = np.searchsorted(rows, reader.bounds)
             for index in np.flatnonzero(np.diff(inner)).tolist():
                 picked = rows[inner[index] : inner[index + 1]] - reader.bounds[index]
-                parts.append(_pick(projection.apply(reader.batch(index)), picked))
-        if not parts:
-            return pa.RecordBatch.from_pylist([], schema=projection.schema)
-        joined = concat(parts)
-        if (order[1:] > order[:-1]).all():
-            return joined
+                groups.append((projection.apply(reader.batch(index)), picked))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
+        in_order = bool((back[1:] > back[:-1]).all())
+        first = groups[0][0]
+        large = first.nbytes >= LARGE_RECORD * first.num_rows
+        if in_order or large or len(positions) < FEW_RECORDS * len(groups):
+            pieces = [p for batch, rows in groups for p in _pieces(batch, rows, runs=in_order)]
+            return concat(pieces if in_order else [pieces[i] for i in back.tolist()])
+        joined = concat([batch.take(pa.array(rows)) for batch, rows in groups])
         return joined.take(pa.array(back))
 
     def batches(self, projection: Projection, *, verify: bool) -> Iterator[pa.RecordBatch]:
@@ -176,11 +188,14 @@ class Snapshot:
                 yield projection.apply(batch)
 
 
-def _pick(batch: pa.RecordBatch, rows: Int64) -> pa.RecordBatch:
-    first, count = int(rows[0]), len(rows)
-    if int(rows[-1]) - first == count - 1 and (np.diff(rows) == 1).all():
-        return batch.slice(first, count)
-    return batch.take(pa.array(rows))
+def _pieces(batch: pa.RecordBatch, rows: Int64, *, runs: bool) -> Iterator[pa.RecordBatch]:
+    """Return views of the rows: one each, or one for each run of consecutive ones."""
+    starts = np.arange(len(rows))
+    if runs:
+        starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    counts = np.diff(starts, append=len(rows))
+    for row, count in zip(rows[starts].tolist(), counts.tolist(), strict=True):
+        yield batch.slice(row, count)
 
 
 def resized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:

@@ -431,7 +431,8 @@ def read_stream(
     max_bytes : int, optional
         Largest stream, as decompressed from zstd frames.
     trailing : {"error", "leave"}
-        Whether bytes after the end of the stream are an error or left unread in the source.
+        Whether bytes after the end of the stream are an error or left unread in the source. A
+        source that stays open after the stream, such as a socket, needs "leave".
 
     Raises
     ------

@@ -94,11 +94,17 @@ class Trailer:
         ChecksumError
             The text does not match its checksum.
         CorruptError
-            The text is not a trailer, although its checksum is right.
+            The text is not a trailer, although its checksum is right, or there are further keys.
         """
         text = metadata.get(TRAILER_KEY)
         if text is None:
             return None
+        if set(metadata) != {TRAILER_KEY, CHECKSUM_KEY}:
+            raise CorruptError(
+                "the trailer has other metadata than its own",
+                expected=[TRAILER_KEY.decode(), CHECKSUM_KEY.decode()],
+                got=sorted(key.decode(errors="replace") for key in metadata),
+            )  # fmt: skip
         expected = metadata.get(CHECKSUM_KEY, b"")
         got = text_digest(text).hex().encode()
         if expected != got:

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -74,8 +75,8 @@ class Writer:
     Use it as a context manager. Until the commit no reader sees anything; an exception that leaves
     the block, or a crash, commits nothing. Several writers may append at the same time.
 
-    Guarantees: what was committed is durable. Memory is bounded by about two batches; what is
-    pending is copied where it would keep a much larger parent alive.
+    Guarantees: what was committed is durable. Memory is bounded by about three stored batches; what
+    is pending is copied where it would keep a much larger parent alive.
 
     Parameters
     ----------
@@ -349,14 +350,15 @@ class _Lease:
     def __init__(self, directory: Path, token: str) -> None:
         self._path = directory / f"writer-{token}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        descriptor = os.open(self._path, flags, 0o666)
+        # Also when a writer is dropped without an end, so that its files can be swept.
+        self._close = weakref.finalize(self, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        if self._descriptor >= 0:
+        if self._close.alive:
             self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._close()
 
 
 _OURS = re.compile(

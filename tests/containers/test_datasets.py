@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.containers import equal, small_batch, small_schema
 
 import ragged_format as rf
+from ragged_format import snapshot
 from ragged_format.testing import assert_ragged_equal, packed_batches, sample_batches, schemas
 
 ROWS = 23
@@ -93,9 +94,14 @@ def test_slices(place, records, bounds, step):
     assert equal([got], [records.take(pa.array(expected, pa.int64()))])
 
 
+@pytest.mark.parametrize(("large", "few"), [(0, 0), (1 << 40, 0), (1 << 40, 1 << 40)])
 @given(indices=st.lists(st.integers(-ROWS, ROWS - 1), max_size=40))
-def test_take_keeps_order_and_repeats(place, records, indices):
-    got = rf.Dataset(place).take(indices)
+def test_take_keeps_order_and_repeats(place, records, indices, large, few):
+    """By either way of copying records: large ones, and few of them, are copied as slices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "LARGE_RECORD", large)
+        patch.setattr(snapshot, "FEW_RECORDS", few)
+        got = rf.Dataset(place).take(indices)
     wanted = records.take(pa.array([i % ROWS for i in indices], pa.int64()))
     assert equal([got], [wanted])
     assert got.schema.equals(records.schema, check_metadata=True)
@@ -165,7 +171,7 @@ def test_columns(place, records):
     fewer = dataset.take([5], columns=["sample_id"])
     assert fewer.schema.names == ["sample_id"]
     assert next(dataset.batches(columns=["sample_id"])).schema.names == ["sample_id"]
-    for bad in (["reward"], ["nothing"]):
+    for bad in (["reward"], ["nothing"], []):
         with pytest.raises(rf.SchemaMismatchError, match="RF-S003"):
             dataset.take([1], columns=bad)
         with pytest.raises(rf.SchemaMismatchError, match="RF-S003"):

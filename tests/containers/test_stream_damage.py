@@ -198,10 +198,10 @@ def test_a_batch_without_digest_is_an_error():
     assert len(list(rf.read_stream(with_batch_metadata({"other": "x"}), verify=False))) == 1
 
 
-def forged_trailer(text, *, rows=False):
+def forged_trailer(text, *, rows=False, **more):
     """Return a stream of no batches with a trailer that has a right checksum and this text."""
     checksum = xxhash.xxh3_128(text).hexdigest()
-    metadata = {"ragged_format:trailer": text, "ragged_format:trailer_checksum": checksum}
+    metadata = {"ragged_format:trailer": text, "ragged_format:trailer_checksum": checksum, **more}
     sink = pa.BufferOutputStream()
     batch = tiny_batches()[0]
     with pa.ipc.new_stream(sink, TINY) as writer:
@@ -228,6 +228,12 @@ def test_a_hand_made_trailer_is_one():
 def test_malformed_trailers_are_corrupt(text):
     with pytest.raises(rf.CorruptError, match="trailer is malformed"):
         read(forged_trailer(text))
+
+
+def test_a_trailer_with_other_keys_is_corrupt():
+    """The checksum would not cover them."""
+    with pytest.raises(rf.CorruptError, match="other metadata than its own"):
+        read(forged_trailer(GOOD, more="x"))
 
 
 def test_a_trailer_with_rows_is_corrupt():

@@ -346,6 +346,15 @@ def test_sweep_spares_writers_that_live(path):
     assert rf.Dataset(path).num_rows == 6
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_writer_that_was_dropped_does_not_live(path):
+    writer = rf.Writer(path, small_schema(), batch_rows=2, max_shard_bytes=1)
+    writer.write(small_batch((1, 1)))
+    assert rf.sweep(path, grace_s=0) == []
+    del writer
+    assert len(rf.sweep(path, grace_s=0)) == 2
+
+
 def test_replaced_shards_stay_for_the_grace_period(path):
     old = write(path, [small_batch()])
     for name in shards_in(path):
