@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -13,19 +12,19 @@ import torch
 from torch import Tensor
 
 from ragged_format.errors import SchemaMismatchError, Where
-from ragged_format.lists import offsets_of
 from ragged_format.parse import parse_schema
-from ragged_format.schema import RECORD, RaggedSchema
+from ragged_format.schema import RECORD
 from ragged_format.torch.arena import Slot, allocate
+from ragged_format.torch.columns import ArenaColumns
 from ragged_format.torch.gather import Measured, Runs, measure, whole, write
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, round_up
-from ragged_format.torch.plan import Kind, Layout, Plan, plan_of
+from ragged_format.torch.plan import Layout, Plan, plan_of
 from ragged_format.torch.views import View, open_view, view_of
 
 __all__ = ["RaggedBatch"]
 
 
-class RaggedBatch:
+class RaggedBatch(ArenaColumns):
     """Records as tensors, all of them views of one allocation, the arena.
 
     ``batch[name]`` is a column flat, all records end to end: (t,), or (t, *shape) for fixed-shape
@@ -76,10 +75,7 @@ class RaggedBatch:
     ['a']
     """
 
-    __slots__ = (
-        "_cache", "_host", "_layout", "_slot",
-        "arena", "num_repeated", "num_rows", "plan", "state",
-    )  # fmt: skip
+    __slots__ = ("_slot", "num_repeated", "state")
 
     def __init__(
         self,
@@ -93,13 +89,8 @@ class RaggedBatch:
         state: Mapping[str, Any] | None = None,
         num_repeated: int = 0,
     ) -> None:
-        self.plan = plan
-        self._layout = layout
-        self.arena = arena
-        self._host = arena if host is None else host
+        super().__init__(plan, num_rows, layout, arena, host)
         self._slot = slot
-        self._cache: dict[tuple[str, str], Tensor] = {}
-        self.num_rows = num_rows
         self.state = state
         self.num_repeated = num_repeated
 
@@ -186,128 +177,6 @@ class RaggedBatch:
             slot=slot, state=state, num_repeated=num_repeated,
         )  # fmt: skip
 
-    # Columns
-
-    @property
-    def schema(self) -> RaggedSchema:
-        """The columns that were loaded."""
-        return self.plan.schema
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors lie."""
-        return self.arena.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arena, the gaps between columns included."""
-        return self._layout.nbytes
-
-    def keys(self) -> list[str]:
-        """Return the column names, in schema order."""
-        return list(self.plan.schema.columns)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.plan.schema.columns)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.plan.schema
-
-    def __len__(self) -> int:
-        return len(self.plan.schema.columns)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a column flat: (t,) or (t, *shape); for text its UTF-8 bytes, (bytes,) uint8."""
-        return self._tensor("values", name)
-
-    def valid(self, name: str) -> Tensor:
-        """Return where a nullable column has a value, (t,) bool; all true for other columns.
-
-        Where it is false, ``batch[name]`` has NaN for floats and the column's fill for integers.
-        """
-        column = self.schema[name]
-        if column.nullable:
-            return self._tensor("valid", name)
-        size = self._layout.lengths[self.plan.index["values", name]]
-        if ("text_offsets", name) in self.plan.index:
-            size = self._layout.lengths[self.plan.index["text_offsets", name]] - 1
-        return torch.ones(size, dtype=torch.bool, device=self.device)
-
-    def strings(self, name: str) -> list[str | None] | list[bytes | None]:
-        """Return a text column decoded, flat; ``None`` for nulls, ``bytes`` for binary columns.
-
-        Raises
-        ------
-        SchemaMismatchError
-            The column is not text.
-        """
-        column = self.schema[name]
-        if ("text_offsets", name) not in self.plan.index:
-            raise SchemaMismatchError(
-                "the column is not text", where=Where(column=name), expected="string or binary",
-                got=column.type, remedy=f"use batch[{name!r}]",
-            )  # fmt: skip
-        data = self._host_array("values", name).tobytes()
-        ends = self._host_array("text_offsets", name).tolist()
-        items: list[Any] = [
-            data[lo:hi] for lo, hi in pairwise(ends)
-        ]  # fmt: skip
-        if pa.types.is_string(column.type):
-            items = [item.decode() for item in items]
-        if column.nullable:
-            there = self._host_array("valid", name).tolist()
-            items = [item if known else None for item, known in zip(items, there, strict=True)]
-        return items
-
-    # Axes
-
-    def offsets(self, axis: str) -> Tensor:
-        """Return where each record begins on an axis, (num_rows + 1,) int64 from 0."""
-        return self._tensor("offsets", self._axis(axis))
-
-    def lengths(self, axis: str) -> Tensor:
-        """Return how many elements of an axis each record has, (num_rows,) int64."""
-        return torch.diff(self.offsets(axis))
-
-    def lengths_host(self, axis: str) -> npt.NDArray[np.int64]:
-        """Return :meth:`lengths` as an array on the host, whatever the device."""
-        return np.diff(self._host_array("offsets", self._axis(axis)))
-
-    def counts(self, axis: str) -> Tensor:
-        """Return how many elements of an axis each element of its parent axis has.
-
-        The counts column that opens the axis, or for a root axis :meth:`lengths`.
-        """
-        opened = self.schema.axes[self._axis(axis)]
-        return self.lengths(axis) if opened.counts is None else self[opened.counts]
-
-    def counts_host(self, axis: str) -> npt.NDArray[np.int64]:
-        """Return :meth:`counts` as int64 on the host, whatever the device."""
-        opened = self.schema.axes[self._axis(axis)]
-        if opened.counts is None:
-            return self.lengths_host(axis)
-        return self._host_array("values", opened.counts).astype(np.int64)
-
-    def rows(self, axis: str) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """Return the counts of the rows into which tables divide an axis, on device and host.
-
-        Under a counts column a row is an element of the parent axis (one candidate set is one
-        row); on a root axis, and on a mask axis over one, a row is a record.
-        """
-        opened = self.schema.axes[self._axis(axis)]
-        if not opened.mask:
-            return self.counts(axis), self.counts_host(axis)
-        if self.schema.axes[opened.parent].counts is None:
-            return self.lengths(axis), self.lengths_host(axis)
-        _, outer = self.rows(opened.parent)
-        host = np.diff(offsets_of(self.counts_host(axis))[offsets_of(outer)])
-        return torch.from_numpy(host).to(self.device, non_blocking=True), host
-
-    def width(self, axis: str, multiple_of: int | None = None) -> int:
-        """Return the width of the unpadded widest row of an axis, rounded up to a multiple."""
-        _, host = self.rows(axis)
-        return round_up(int(host.max()) if len(host) else 0, multiple_of)
-
     # Tables
 
     def padded(
@@ -361,7 +230,7 @@ class RaggedBatch:
         if width is None:
             width = int(host.max()) if len(host) else 0
         columns = torch.arange(round_up(width, multiple_of), device=self.device)
-        return columns < counts[:, None]
+        return columns < counts.to(torch.int64)[:, None]
 
     def buckets(self, name: str, fill: float | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return a column as tables in widths of powers of two, [(row_index, table)].
@@ -465,35 +334,6 @@ class RaggedBatch:
             self.plan, self.num_rows, self._layout, arena,
             host=host, state=self.state, num_repeated=self.num_repeated,
         )  # fmt: skip
-
-    def _tensor(self, kind: Kind, name: str) -> Tensor:
-        key = (kind, name)
-        tensor = self._cache.get(key)
-        if tensor is None:
-            tensor = self._cache[key] = self._part(self.arena, kind, name)
-        return tensor
-
-    def _host_array(self, kind: Kind, name: str) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = self._part(self._host, kind, name).numpy()
-        return array
-
-    def _part(self, arena: Tensor, kind: Kind, name: str) -> Tensor:
-        if name not in self.schema and kind != "offsets":
-            self.schema[name]  # raises, naming the columns that there are
-        number = self.plan.index[kind, name]
-        part = self.plan.parts[number]
-        start = self._layout.starts[number]
-        size = self._layout.lengths[number]
-        flat = arena[start : start + size * part.nbytes].view(part.dtype)
-        return flat.view(size, *part.shape) if part.shape else flat
-
-    def _axis(self, axis: str) -> str:
-        if axis not in self.plan.axes or axis == RECORD:
-            raise SchemaMismatchError(
-                "the batch has no such axis below the record", code="RF-S006",
-                expected=", ".join(name for name in self.plan.axes if name != RECORD), got=axis,
-            )  # fmt: skip
-        return axis
 
     def _for_table(self, name: str) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], float]:
         column = self.schema[name]

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 import torch
 
-from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.schema import RECORD, Column, RaggedSchema
 from ragged_format.torch.arena import ALIGNMENT
 
@@ -119,13 +118,7 @@ def is_text(column: Column) -> bool:
 
 @lru_cache(maxsize=32)
 def plan_of(schema: RaggedSchema) -> Plan:
-    """Return the plan of a schema.
-
-    Raises
-    ------
-    SchemaMismatchError
-        A type has no counterpart in torch.
-    """
+    """Return the plan of a schema; equal schemas have the same."""
     # A root axis without columns has no lengths, hence no place.
     held = {column.axis for column in schema} | {column.opens for column in schema}
     axes = [RECORD, *(axis for axis in schema.axes if axis in held)]
@@ -141,7 +134,8 @@ def plan_of(schema: RaggedSchema) -> Plan:
             parts.append(_part("values", column.name, torch.uint8, texts))
             texts += 1
         else:
-            parts.append(_part("values", column.name, _dtype(column), axis, shape=column.shape))
+            dtype = _DTYPES[str(column.type)]
+            parts.append(_part("values", column.name, dtype, axis, shape=column.shape))
         if column.nullable:
             parts.append(_part("valid", column.name, torch.bool, axis))
     every = (*host, *rest)
@@ -161,17 +155,7 @@ def _part(
     return Part(kind, name, dtype, dtype.itemsize * math.prod(shape), shape, space, over)
 
 
-def _dtype(column: Column) -> torch.dtype:
-    try:
-        return _DTYPES[str(column.type)]
-    except KeyError:
-        raise SchemaMismatchError(
-            "the type has no counterpart in torch", where=Where(column=column.name),
-            expected=", ".join(_DTYPES), got=column.type,
-            remedy="leave the column out: columns=[…]",
-        ) from None  # fmt: skip
-
-
+# Every number type that a column can have.
 _DTYPES = {
     "int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
     "uint8": torch.uint8, "uint16": torch.uint16, "uint32": torch.uint32, "uint64": torch.uint64,

@@ -5,6 +5,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -113,7 +114,7 @@ def test_all_tensors_are_views_of_one_aligned_arena(record_batch):
             assert first <= tensor.data_ptr() <= last - tensor.nbytes
             ends.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
     ends.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
 @given(record_batch=batches, multiple_of=st.sampled_from([None, 1, 4]))
@@ -243,6 +244,47 @@ def test_columns_behave_like_keys(samples):
     )
     assert repr(batch).startswith("RaggedBatch(num_rows=37, nbytes=")
     assert batch.lengths("target").sum() == batch["completion_mask"].sum()
+
+
+def test_rows_of_masks_below_other_axes():
+    own = [
+        rf.Column("chosen", "target", pa.uint8(), opens="choice", mask=True),
+        rf.Column("choice_ids", "choice", pa.int32(), fill=-1),
+        rf.Column("kept", "candidate", pa.uint8(), opens="kept_candidate", mask=True),
+        rf.Column("kept_ids", "kept_candidate", pa.int32(), fill=-1),
+    ]
+    schema = rf.sample_schema(vocab_size=99, columns=["candidate_counts", "candidate_ids", *own])
+    rows = [
+        {"sample_id": "a", "input_ids": [1, 2, 3], "completion_mask": [0, 1, 1],
+         "candidate_counts": [3, 1], "candidate_ids": [2, 5, 7, 3], "kept": [1, 0, 1, 0],
+         "kept_ids": [20, 70], "chosen": [0, 1], "choice_ids": [8]},
+        {"sample_id": "b", "input_ids": [1, 4], "completion_mask": [0, 1],
+         "candidate_counts": [0], "candidate_ids": [], "kept": [], "kept_ids": [],
+         "chosen": [0], "choice_ids": []},
+    ]  # fmt: skip
+    batch = RaggedBatch.from_arrow(pa.RecordBatch.from_pylist(rows, schema=schema))
+    assert batch.padded("kept_ids").tolist() == [[20, 70], [-1, -1], [-1, -1]]
+    assert batch.padded("choice_ids").tolist() == [[8], [-1]]
+    assert batch.padded_mask("choice", 2).tolist() == [[True, False], [False, False]]
+    assert batch.counts("kept_candidate").tolist() == [1, 0, 1, 0]
+    moved = batch.to("meta")
+    assert moved.padded("kept_ids").shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "uint64", "int8"])
+def test_counts_of_any_integer_type(kind):
+    own = [
+        rf.Column("parts", "token", pa.type_for_alias(kind), opens="part"),
+        rf.Column("part_ids", "part", pa.int64(), fill=-1),
+    ]
+    schema = rf.sample_schema(vocab_size=99, columns=own)
+    row = {"sample_id": "a", "input_ids": [1, 2], "completion_mask": [0, 1], "parts": [2, 1],
+           "part_ids": [5, 6, 7]}  # fmt: skip
+    batch = RaggedBatch.from_arrow(pa.RecordBatch.from_pylist([row], schema=schema))
+    assert batch.padded("part_ids").tolist() == [[5, 6], [7, -1]]
+    assert batch.padded_mask("part").tolist() == [[True, True], [True, False]]
+    assert [table.tolist() for _, table in batch.buckets("part_ids")] == [[[7]], [[5, 6]]]
+    assert [table.tolist() for _, _, table in batch.chunks("part_ids", 1)] == [[[5, 6]], [[7]]]
 
 
 def test_an_axis_without_loaded_columns_has_lengths(samples):
