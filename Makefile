@@ -15,7 +15,7 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 SETUP       := $(VENV)/.setup.stamp
 BENCH_SETUP := $(VENV)/.bench-setup.stamp
 TYPED       := ragged_format pipeline/ragged_pipeline server/ragged_server \
-               $(wildcard benchmarks) $(wildcard spec/vectors)
+               $(wildcard benchmarks) $(wildcard spec/vectors spec/tables)
 FRESH       := $(VENV)-constraints
 CONSTRAINTS := constraints.txt
 EXTERNAL    := chromium or node or ray
@@ -67,8 +67,9 @@ soak: $(SETUP) ## Run all tests that need no external tool with many examples, a
 docs: $(SETUP) ## Run the code blocks of README and docs
 	$(BIN)/python -m pytest tests/docs -q $(ARGS)
 
-vectors: $(SETUP) ## Generate the conformance vectors of the specification
+vectors: $(SETUP) ## Generate the conformance vectors and tables of the specification
 	$(BIN)/python spec/vectors/generate.py
+	$(BIN)/python spec/tables/render.py
 
 constraints: ## Resolve all dependencies anew, in an environment of their own, into constraints.txt
 	rm -rf $(FRESH)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ragged_format import Column
 from spec.vectors.valid import sample
 
 PREFIX = "ragged_format:"
@@ -58,12 +59,24 @@ def _field(
 
 
 def _added(
-    code: str, name: str, description: str, metadata: Mapping[str, str], kind: pa.DataType = LISTS
+    code: str,
+    name: str,
+    description: str,
+    metadata: Mapping[str, str],
+    kind: pa.DataType = LISTS,
 ) -> BrokenSchema:
     """Add a column of one's own."""
     own = {PREFIX + key: value for key, value in metadata.items()}
     field = pa.field("own", kind, nullable=False, metadata=own)
     return BrokenSchema(code, name, description, BASE.append(field), "own")
+
+
+def _own_head(code: str, name: str, description: str, axis: str, kind: pa.DataType) -> BrokenSchema:
+    """Add an own head whose ids lie on `axis` and are of type `kind`."""
+    counts = Column("kin_counts", "token", pa.int32(), opens="kin", head_kind="top_k")
+    ids = pa.field("kin_ids", kind, nullable=False, metadata={PREFIX + "axis": axis})
+    schema = BASE.append(counts.field()).append(ids)
+    return BrokenSchema(code, name, description, schema, "kin_ids")
 
 
 def _without(code: str, name: str, description: str, column: str, fault: str) -> BrokenSchema:
@@ -102,6 +115,9 @@ def broken_schemas() -> list[BrokenSchema]:
         _field("RF-S006", "other-axis", "A standard column on another axis.", "rollout_log_probs",
                metadata={"axis": "token"}),
         _header("RF-S006", "root-axes", "The profile's root axis is missing.", root_axes="[]"),
+        _own_head("RF-S006", "head-part", "The ids of a head on another axis.", "token", LISTS),
+        _own_head("RF-S004", "head-ids", "The ids of a head as text.", "kin",
+                  pa.large_list(pa.field("item", pa.string(), nullable=False))),
         _field("RF-S007", "fill", "A standard column with another fill.", "topk_ids",
                metadata={"fill": "0"}),
         BrokenSchema("RF-S008", "twice", "Two columns of one name.", twice),

@@ -50,27 +50,44 @@ def chosen_breaches() -> list[Breach]:
     return out
 
 
+def vector_names() -> dict[str, list[str]]:
+    """Return the names of the invalid vectors of every code that has some."""
+    stems = [(breach.code, breach.stem) for breach in chosen_breaches()]
+    stems += [(broken.code, f"{broken.code}-{broken.name}") for broken in broken_schemas()]
+    stems += [(fault.code, f"{fault.code}-{fault.name}") for fault in broken_containers()]
+    out: dict[str, list[str]] = {}
+    for code, stem in stems:
+        out.setdefault(code, []).append(stem)
+    return out
+
+
 def write_vectors(folder: Path) -> None:
     """Replace `folder` by freshly generated vectors."""
-    shutil.rmtree(folder, ignore_errors=True)
+    files: Tree = {}
     for vector in valid_vectors():
         suffix = "" if isinstance(vector.data, dict) else _suffix(vector.data)
-        _write(folder / "valid", vector.name, suffix, vector.data, _valid_facts(vector))
-    invalid = folder / "invalid"
+        _add(files, f"valid/{vector.name}", suffix, vector.data, _valid_facts(vector))
     for breach in chosen_breaches():
         batch = breach.batch(breach.good, breach.bad)
-        _write(invalid, breach.stem, ".arrows", container(breach.schema, [batch]), {
+        _add(files, f"invalid/{breach.stem}", ".arrows", container(breach.schema, [batch]), {
             "code": breach.code, "description": CODES[breach.code].rule,
             "verify": breach.code != "RF-I002",
             "where": {"batch": 0, "row": 1, "column": breach.column, "position": breach.position},
         })  # fmt: skip
     for broken in broken_schemas():
-        _write(invalid, f"{broken.code}-{broken.name}", ".arrows", schema_stream(broken.schema), {
+        data = schema_stream(broken.schema)
+        _add(files, f"invalid/{broken.code}-{broken.name}", ".arrows", data, {
             "code": broken.code, "description": broken.description, "verify": True,
             "where": {"column": broken.column},
         })  # fmt: skip
     for fault in broken_containers():
-        _write(invalid, f"{fault.code}-{fault.name}", fault.suffix, fault.data, _facts(fault))
+        name = f"invalid/{fault.code}-{fault.name}"
+        _add(files, name, fault.suffix, fault.data, _facts(fault))
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _suffix(data: bytes) -> str:
@@ -119,15 +136,12 @@ def _hex(value: bytes | None) -> str | None:
     return None if value is None else value.hex()
 
 
-def _write(folder: Path, name: str, suffix: str, data: bytes | Tree, facts: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _add(files: Tree, name: str, suffix: str, data: bytes | Tree, facts: Any) -> None:
     if isinstance(data, dict):
-        (folder / name).mkdir()
-        for file, content in data.items():
-            (folder / name / file).write_bytes(content)
+        files.update({f"{name}/{file}": content for file, content in data.items()})
     else:
-        (folder / f"{name}{suffix}").write_bytes(data)
-    (folder / f"{name}.json").write_text(_text(facts) + "\n", encoding="utf-8")
+        files[name + suffix] = data
+    files[f"{name}.json"] = f"{_text(facts)}\n".encode()
 
 
 def _text(value: Any, depth: int = 0) -> str:
