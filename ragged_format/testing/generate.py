@@ -25,7 +25,11 @@ FLAGS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (8, ("topk_counts",)),
     (16, ("teacher_topk_counts", "teacher_log_probs")),
 )
-_HEADS = ("topk", "teacher_topk")
+FLAG_BITS = {
+    name: sum(bit for bit, names in FLAGS if name in names)
+    for _, columns in FLAGS
+    for name in columns
+}
 _STRINGS = ("", "a", "ragged", "é", "語彙", "\U0001f40d", "x" * 40)
 _FINISH = ("stop", "length", "abort")
 # Below 1, so that rounding to float16 cannot push the mass of a head above 1.
@@ -137,29 +141,31 @@ class _Draw:
         flags = self.draw_flags(size) if "target_flags" in self.schema else np.zeros(size, np.uint8)
         self.values.setdefault("target_flags", flags)
         flags = self.values["target_flags"]
-        vocab = self.schema.vocab_size
-        if "candidate_counts" in self.schema and "candidate_counts" not in self.values:
-            counts = self.rng.integers(0, self.max_width, size, endpoint=True)
-            counts[(flags & 3) != 0] = 0
-            counts, ids = distinct_ids(self.rng, counts, vocab, include=sampled)
-            self.values["candidate_counts"], self.values["candidate_ids"] = counts, ids
-            self.values["candidate_log_probs"] = log_probs(self.rng, counts)
-        for head in _HEADS:
-            name = f"{head}_counts"
-            if name not in self.schema or name in self.values:
-                continue
-            counts = self.rng.integers(0, self.max_width, size, endpoint=True)
-            counts[(flags & (8 if head == "topk" else 16)) != 0] = 0
-            counts, ids = distinct_ids(self.rng, counts, vocab)
-            owner = np.repeat(np.arange(size), counts)
-            values = log_probs(self.rng, counts)
-            self.values[name] = counts
-            self.values[f"{head}_ids"] = ids[np.lexsort((self.rng.random(len(ids)), owner))]
-            self.values[f"{head}_log_probs"] = values[np.lexsort((-values, owner))]
-        for name, bit in (("rollout_log_probs", 4), ("teacher_log_probs", 16)):
+        for axis in self.schema.children("target"):
+            counts = self.schema[str(axis.counts)]
+            if counts.head_kind is not None and counts.name not in self.values:
+                missing = flags & FLAG_BITS.get(counts.name, 0) != 0
+                self.fill_head(axis.name, counts, missing, sampled)
+        for name in ("rollout_log_probs", "teacher_log_probs"):
             if name in self.schema and name not in self.values:
                 drawn = -self.rng.exponential(1.0, size)
-                self.values[name] = np.where((flags & bit) != 0, 0.0, drawn)
+                self.values[name] = np.where(flags & FLAG_BITS[name] != 0, 0.0, drawn)
+
+    def fill_head(self, axis: str, column: Column, missing: Values, sampled: Values) -> None:
+        """Draw a set, ascending with the sampled token in it, or a head, likeliest first."""
+        rng, vocab = self.rng, self.schema.vocab_size
+        high = min(self.max_width, np.iinfo(column.type.to_pandas_dtype()).max)
+        counts = rng.integers(0, high, len(sampled), endpoint=True)
+        counts[missing] = 0
+        is_set = column.head_kind == "set"
+        counts, ids = distinct_ids(rng, counts, vocab, include=sampled if is_set else None)
+        values = log_probs(rng, counts)
+        if not is_set:
+            owner = np.repeat(np.arange(len(counts)), counts)
+            ids = ids[np.lexsort((rng.random(len(ids)), owner))]
+            values = values[np.lexsort((-values, owner))]
+        self.values[column.name] = counts
+        self.values[f"{axis}_ids"], self.values[f"{axis}_log_probs"] = ids, values
 
     def draw_flags(self, size: int) -> Values:
         flags = np.zeros(size, np.uint8)
@@ -182,7 +188,7 @@ class _Draw:
         if column.opens is not None:
             high = min(self.max_width, np.iinfo(column.type.to_pandas_dtype()).max)
             return rng.integers(0, high, size, endpoint=True)
-        if column.name in {"topk_weights", "teacher_topk_weights"}:
+        if column.name == f"{column.axis}_weights":
             return rng.integers(1, 5, size).astype(np.float32)
         if column.name == "loss_weights":
             return rng.choice(np.array([0.0, 0.5, 1.0], np.float32), size)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ragged_format.errors import MissingDependencyError
 from ragged_format.profiles import SAMPLE_COLUMNS, sample_schema, standard_column
-from ragged_format.schema import PRIMITIVES, RECORD, Column, LogProb
+from ragged_format.schema import HEAD_KINDS, PRIMITIVES, RECORD, Column, LogProb
 from ragged_format.testing.generate import fill_batch
 from ragged_format.testing.sequences import in_sequence
 
@@ -50,8 +50,9 @@ def schemas(draw: st.DrawFn, *, own_columns: int = 3) -> pa.Schema:
     """Draw an Arrow schema of profile ``sample``.
 
     Any subset of the optional standard columns, with their alternative types, log-prob modes and
-    head kinds, and up to `own_columns` own columns of any type on any axis: fixed shapes, counts
-    that open further axes, masks, a root axis. Shrinks to the three required columns.
+    head kinds, a set or head of its own, and up to `own_columns` own columns of any type on any
+    axis: fixed shapes, counts that open further axes, masks, a root axis. Shrinks to the three
+    required columns.
 
     Parameters
     ----------
@@ -76,6 +77,8 @@ def schemas(draw: st.DrawFn, *, own_columns: int = 3) -> pa.Schema:
             if have == 3 and column.head_kind == "top_k":
                 column = replace(column, head_kind="draws")
             columns.append(column)
+    if own_columns and draw(st.booleans()):
+        columns += _own_head(draw)
     axes = ["token", "target", *[str(c.opens) for c in columns if c.opens]]
     root_axes: list[str] = []
     for number in range(draw(st.integers(0, own_columns)) if own_columns else 0):
@@ -108,6 +111,21 @@ _MODES = (
     LogProb("raw", "vocabulary"),
     LogProb("processed", "vocabulary", temperature=0.7),
 )
+
+
+def _own_head(draw: st.DrawFn) -> list[Column]:
+    """Draw the columns of a further set or head, as a second sampler or verifier gives them."""
+    kind = draw(st.sampled_from(HEAD_KINDS))
+    integers, floats = [pa.int32(), pa.int64()], [pa.float32(), pa.float16(), pa.float64()]
+    counts = Column(
+        "draft_counts", "target", draw(st.sampled_from(integers)), opens="draft", head_kind=kind
+    )
+    ids = Column("draft_ids", "draft", draw(st.sampled_from(integers)), fill=-1)
+    values = Column(
+        "draft_log_probs", "draft", draw(st.sampled_from(floats)), log_prob=LogProb("raw")
+    )
+    weights = Column("draft_weights", "draft", pa.float32())
+    return [counts, ids, values, *[weights] * (kind == "draws")]
 
 
 def _own(draw: st.DrawFn, name: str, axis: str, axes: list[str]) -> Column:

@@ -49,7 +49,7 @@ def lengths(batch, axis="token"):
 
 
 def opens_below_own(schema):
-    standard = {"record", "token", "target", "candidate", "topk", "teacher_topk"}
+    standard = {"record", "token", "target", "candidate", "topk", "teacher_topk", "draft"}
     return any(axis.parent not in standard for axis in schema.axes.values())
 
 
@@ -69,6 +69,9 @@ SCHEMA_KINDS = {
     "approximate": lambda s: any(c.approximate for c in s),
     "raw": lambda s: any(c.log_prob is not None and c.log_prob.mode == "raw" for c in s),
     "metadata": lambda s: bool(s.metadata),
+    "own set": lambda s: s["draft_counts"].head_kind == "set",
+    "own head": lambda s: s["draft_counts"].head_kind == "top_k",
+    "own draws": lambda s: "draft_weights" in s,
     "tiny vocabulary": lambda s: s.vocab_size == 1,
 }
 BATCH_KINDS = {
