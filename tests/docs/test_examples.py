@@ -1,8 +1,7 @@
 """Every script in examples/ runs in an empty directory and prints what its docstring says."""
 
 import ast
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,17 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
+def lines(text):
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
 def test_there_are_examples():
     assert EXAMPLES
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(script, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_example_runs(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
     documented = ast.get_docstring(ast.parse(script.read_text())).partition("Prints:\n\n")[2]
-    expected = [line.strip() for line in documented.splitlines() if line.strip()]
-    assert expected == [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    assert lines(documented) == lines(capsys.readouterr().out)
