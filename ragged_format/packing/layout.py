@@ -11,7 +11,7 @@ from ragged_format.parse import parse_schema
 from ragged_format.profiles import MEMBER_PREFIX, packed_from_sample
 from ragged_format.schema import RECORD, RaggedSchema
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["Layout", "OneLists", "layout_of"]
 
 
 class Layout:
@@ -60,11 +60,28 @@ class Layout:
             if column.name != "input_ids" and column.opens != "target"
         ]
 
-    def one_list(self, name: str, values: pa.Array) -> pa.Array:
-        """Return a packed column of one list with all of these values, a view."""
-        bounds = pa.py_buffer(np.array([0, len(values)], np.int64))
+
+class OneLists:
+    """Makes packed columns of one list each; columns of one length share their offsets.
+
+    Parameters
+    ----------
+    layout : Layout
+        Gives the column types.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._types = layout.types
+        self._bounds: dict[int, pa.Buffer] = {}
+
+    def __call__(self, name: str, values: pa.Array) -> pa.Array:
+        """Return the column that has all of these values as its one list, a view."""
+        size = len(values)
+        bounds = self._bounds.get(size)
+        if bounds is None:
+            bounds = self._bounds[size] = pa.py_buffer(np.array([0, size], np.int64))
         # Without the checks of LargeListArray.from_arrays: values and bounds are our own.
-        return pa.Array.from_buffers(self.types[name], 1, [None, bounds], 0, 0, [values])
+        return pa.Array.from_buffers(self._types[name], 1, [None, bounds], 0, 0, [values])
 
 
 _recent: list[Layout] = []

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ragged_format.errors import InvariantError, LimitExceededError, PackingError, Where
 from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.packing.forest import Forest, Fork, Keys, chains, common_prefixes, grow, paths
-from ragged_format.packing.layout import Layout, layout_of
+from ragged_format.packing.layout import Layout, OneLists, layout_of
 from ragged_format.packing.tokens import Segments, TokenColumns
 from ragged_format.profiles import member_counts
 from ragged_format.ragged import take
@@ -323,13 +323,14 @@ def _assemble(
     report: PackReport | None,
 ) -> pa.RecordBatch:
     arrays: dict[str, pa.Array] = {}
+    one_list = OneLists(layout)
     for name, values in row.structure().items():
-        arrays[name] = layout.one_list(name, pa.array(values))
+        arrays[name] = one_list(name, pa.array(values))
     for name, source in layout.member_columns:
         array = samples.column(source)
         if kept is not None:
             array = array.take(pa.array(kept))
-        arrays[name] = layout.one_list(name, array)
+        arrays[name] = one_list(name, array)
     for root, columns in layout.joined_columns:
         bounds = {"target": scored.bounds}
         for column in columns:
@@ -338,15 +339,15 @@ def _assemble(
             if column.opens is not None:
                 counts = values.to_numpy(zero_copy_only=True)
                 bounds[column.opens] = offsets_of(counts)[offsets]
-            arrays[column.name] = layout.one_list(column.name, values)
+            arrays[column.name] = one_list(column.name, values)
         if root != "target":
             name = member_counts(root)
             counts = np.diff(bounds.get(root, np.zeros_like(scored.bounds))).astype(np.int32)
-            arrays[name] = layout.one_list(name, pa.array(counts))
+            arrays[name] = one_list(name, pa.array(counts))
     if layout.token_columns:
         picker = TokenColumns(samples, layout.schema, row.segments)
         for column, values in picker.columns(layout.token_columns, report):
-            arrays[column.name] = layout.one_list(column.name, values)
+            arrays[column.name] = one_list(column.name, values)
     return pa.RecordBatch.from_arrays([arrays[name] for name in layout.names], schema=layout.packed)
 
 
