@@ -8,22 +8,27 @@ same S for the old and the new policy, so that importance ratios have one action
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
+from ragged_format.schema import LOG_PROB_FILL
 from ragged_format.torch.head_stats import Problem, Stats, Transform, backward, forward
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from ragged_format.torch.pad import Counts
 
-__all__ = ["support_log_probs"]
+__all__ = ["head_log_probs", "support_log_probs"]
+
+HostCounts = npt.NDArray[np.int64]
+Scores = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Log-prob of the label, entropy, log-sum-exp, hits of the label; each (m,)."""
 
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
@@ -113,28 +118,14 @@ def support_log_probs(
     >>> log_probs
     tensor([-0.1269, -0.2395])
     """
-    _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
-    counts = candidate_counts.to(hidden.device, torch.int64)
-    host = np.asarray(candidate_counts.cpu() if host_counts is None else host_counts, np.int64)
-    _check_counts(host, len(target_ids), len(candidate_ids))
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    inverse = _inverse_temperature(temperature, len(target_ids), hidden.device, dtype)
-
-    def problem(ids: Tensor, per_target: Tensor, on_host: Any) -> Problem:
-        transform = Transform(bias, inverse, logit_scale, soft_cap)
-        return Problem(
-            hidden, weight, pred_index.to(hidden.device, torch.int64),
-            target_ids.to(hidden.device, torch.int64), ids, per_target, on_host, transform,
-            vocab_start, group, chunk_elements,
-        )  # fmt: skip
-
-    ids = candidate_ids.to(hidden.device, torch.int64)
-    over_sets = problem(ids, counts, host)
-    log_probs, entropy, hits = _run(hidden, weight, bias, over_sets)
-    _check_labels(hits, host, target_ids, on_outside)
+    scorer = _Scorer(
+        hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
+        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
+    )  # fmt: skip
+    log_probs, entropy, _, hits = scorer.over_sets()
+    _check_labels(hits, scorer.host_counts, target_ids, on_outside)
     if entropy_over == "vocabulary":
-        everything = problem(ids[:0], torch.zeros_like(counts), np.zeros_like(host))
-        entropy = _run(hidden, weight, bias, everything)[1]
+        entropy = scorer.over_vocabulary()[1]
     elif entropy_over != "support":
         raise LimitExceededError(
             "entropy_over has no such choice", expected="'support' or 'vocabulary'",
@@ -144,10 +135,140 @@ def support_log_probs(
     return log_probs.to(out), entropy.to(out)
 
 
-def _run(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
-) -> tuple[Tensor, Tensor, Tensor]:
-    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Head.apply
+def head_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    pred_index: Tensor,
+    target_ids: Tensor,
+    candidate_ids: Tensor,
+    candidate_counts: Tensor,
+    head_ids: Tensor,
+    head_counts: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    soft_cap: float | None = None,
+    on_outside: Literal["error", "flag"] = "error",
+    host_counts: Counts | None = None,
+    host_head_counts: Counts | None = None,
+    vocab_start: int = 0,
+    group: dist.ProcessGroup | None = None,
+    out_dtype: torch.dtype | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of each target and of every id of its head, over its candidate set.
+
+    One pass for the normalisers serves both. A head id outside the candidate set has probability 0:
+    it gets the fill of log-probs (-30000) and no gradient. Guarantees as
+    :func:`support_log_probs`, whose parameters are the same but for:
+
+    Parameters
+    ----------
+    head_ids : (k,) int Tensor
+        Ids of all heads end to end.
+    head_counts : (m,) int Tensor
+        Entries of each head; 0 is no head.
+    host_head_counts : (m,) int array, optional
+        The same on the host.
+
+    Returns
+    -------
+    log_probs : (m,) Tensor
+    head_log_probs : (k,) Tensor
+    """
+    scorer = _Scorer(
+        hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
+        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
+    )  # fmt: skip
+    log_probs, _, log_sum, hits = scorer.over_sets()
+    _check_labels(hits, scorer.host_counts, target_ids, on_outside)
+    counts = head_counts.to(hidden.device, torch.int64)
+    host = np.asarray(head_counts.cpu() if host_head_counts is None else host_head_counts, np.int64)
+    _check_counts(host, len(target_ids), len(head_ids))
+    owner = torch.repeat_interleave(counts, output_size=len(head_ids))
+    ids = head_ids.to(hidden.device, torch.int64)
+    scores = scorer.logits(owner, ids) - log_sum[owner]
+    scores = scores.where(scorer.holds(owner, ids), torch.full_like(scores, LOG_PROB_FILL))
+    out = hidden.dtype if out_dtype is None else out_dtype
+    return log_probs.to(out), scores.to(out)
+
+
+class _Scorer:
+    """The checked inputs of one call, from which problems over different sets are made."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        pred_index: Tensor,
+        target_ids: Tensor,
+        candidate_ids: Tensor,
+        candidate_counts: Tensor,
+        temperature: float | Tensor,
+        bias: Tensor | None,
+        logit_scale: float,
+        soft_cap: float | None,
+        host_counts: Counts | None,
+        vocab_start: int,
+        group: dist.ProcessGroup | None,
+        chunk_elements: int,
+    ) -> None:
+        _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
+        host = candidate_counts.cpu() if host_counts is None else host_counts
+        self.host_counts: HostCounts = np.asarray(host, np.int64)
+        _check_counts(self.host_counts, len(target_ids), len(candidate_ids))
+        device = hidden.device
+        self._ids = candidate_ids.to(device, torch.int64)
+        self._counts = candidate_counts.to(device, torch.int64)
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        inverse = _inverse_temperature(temperature, len(target_ids), device, dtype)
+        self._inputs = hidden, weight, bias
+        self._base = Problem(
+            hidden, weight, pred_index.to(device, torch.int64), target_ids.to(device, torch.int64),
+            self._ids, self._counts, self.host_counts,
+            Transform(bias, inverse, logit_scale, soft_cap), vocab_start, group, chunk_elements,
+        )  # fmt: skip
+
+    def over_sets(self) -> Scores:
+        """Score the labels over their candidate sets."""
+        return _run(*self._inputs, self._base)
+
+    def over_vocabulary(self) -> Scores:
+        """Score the labels over the whole vocabulary."""
+        return _run(*self._inputs, replace(
+            self._base, ids=self._ids[:0], counts=torch.zeros_like(self._counts),
+            host_counts=np.zeros_like(self.host_counts),
+        ))  # fmt: skip
+
+    def logits(self, owner: Tensor, ids: Tensor) -> Tensor:
+        """Return the logit of each id under the hidden row of its target.
+
+        The log-sum-exp over a set of one id is its logit.
+        """
+        base = self._base
+        scale = base.transform.inverse_temperature[owner]
+        alone = replace(
+            base, pred_index=base.pred_index[owner], labels=ids, ids=ids,
+            counts=torch.ones_like(ids), host_counts=np.ones(len(ids), np.int64),
+            transform=replace(base.transform, inverse_temperature=scale),
+        )  # fmt: skip
+        return _run(*self._inputs, alone)[2]
+
+    def holds(self, owner: Tensor, ids: Tensor) -> Tensor:
+        """Return whether each id is in the candidate set of its target; a full set has all."""
+        targets = torch.repeat_interleave(self._counts, output_size=len(self._ids))
+        if not len(ids) or not len(self._ids):
+            return self._counts[owner] == 0
+        stride = torch.maximum(ids.max(), self._ids.max()) + 1
+        known = (targets * stride + self._ids).sort().values
+        wanted = owner * stride + ids
+        slot = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+        return (known[slot] == wanted) | (self._counts[owner] == 0)
+
+
+def _run(hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Scores:
+    apply: Callable[..., Scores] = _Head.apply
     return apply(hidden, weight, bias, problem)
 
 
@@ -157,27 +278,31 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         stats = forward(problem)
         ctx.save_for_backward(hidden, weight, bias, *stats)
         ctx.problem = problem
         ctx.mark_non_differentiable(stats.hits)
         ctx.set_materialize_grads(False)
         log_probs = torch.where(stats.hits > 0, stats.label_logit - stats.log_sum, -torch.inf)
-        return log_probs, stats.log_sum - stats.mean_logit, stats.hits
+        return log_probs, stats.log_sum - stats.mean_logit, stats.log_sum, stats.hits
 
     @staticmethod
     def backward(
-        ctx: Any, grad_log_prob: Tensor | None, grad_entropy: Tensor | None, _: Tensor | None
+        ctx: Any,
+        grad_log_prob: Tensor | None,
+        grad_entropy: Tensor | None,
+        grad_log_sum: Tensor | None,
+        _: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         hidden, weight, bias, *saved = ctx.saved_tensors
         problem: Problem = ctx.problem
         stats = Stats(*saved)
-        if grad_log_prob is None:
-            grad_log_prob = torch.zeros_like(stats.log_sum)
+        nothing = torch.zeros_like(stats.log_sum)
         # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
-        grad_log_prob = torch.where(stats.hits > 0, grad_log_prob, 0)
-        out = backward(problem, stats, grad_log_prob, grad_entropy, ctx.needs_input_grad[:3])
+        label = nothing if grad_log_prob is None else grad_log_prob.where(stats.hits > 0, nothing)
+        log_sum = -label if grad_log_sum is None else grad_log_sum - label
+        out = backward(problem, stats, label, log_sum, grad_entropy, ctx.needs_input_grad[:3])
         if problem.group is not None and out.hidden is not None:
             dist.all_reduce(out.hidden, group=problem.group)
         return (

@@ -190,14 +190,15 @@ def forward(problem: Problem) -> Stats:
 def backward(
     problem: Problem,
     stats: Stats,
-    grad_log_prob: Tensor,
+    grad_label: Tensor,
+    grad_log_sum: Tensor,
     grad_entropy: Tensor | None,
     needs: tuple[bool, bool, bool],
 ) -> Gradients:
     """Return the gradients of hidden, weight and bias.
 
-    With p = softmax(z) over the set and H its entropy: d log p(y) / d z_k = [k = y] - p_k and
-    d H / d z_k = -p_k (log p_k + H).
+    With p = softmax(z) over the set, H its entropy and y the label: d z_y / d z_k = [k = y],
+    d logsumexp(z) / d z_k = p_k and d H / d z_k = -p_k (log p_k + H).
     """
     want_hidden, want_weight, want_bias = needs
     out = Gradients(
@@ -210,8 +211,8 @@ def backward(
     for flat in _flat_chunks(problem):
         logits, rows, hidden = _flat_logits(problem, flat)
         log_p = logits - stats.log_sum[flat.targets][flat.owner]
-        grad = -grad_log_prob[flat.targets][flat.owner] * log_p.exp()
-        grad += torch.where(flat.is_label, grad_log_prob[flat.targets][flat.owner], 0)
+        grad = grad_log_sum[flat.targets][flat.owner] * log_p.exp()
+        grad += torch.where(flat.is_label, grad_label[flat.targets][flat.owner], 0)
         if grad_entropy is not None:
             slope = log_p + entropy[flat.targets][flat.owner]
             grad -= grad_entropy[flat.targets][flat.owner] * log_p.exp() * slope
@@ -225,13 +226,13 @@ def backward(
             logits, allowed, hidden = _dense_logits(problem, dense, part)
             log_p = logits - stats.log_sum[picked, None]
             p = log_p.exp()
-            grad = -grad_log_prob[picked, None] * p
+            grad = grad_log_sum[picked, None] * p
             if grad_entropy is not None:
                 slope = torch.where(allowed, log_p + entropy[picked, None], 0)
                 grad -= grad_entropy[picked, None] * p * slope
             column, inside = _label_column(problem, picked, part)
             grad[torch.arange(len(picked), device=grad.device), column] += torch.where(
-                inside & (stats.hits[picked] > 0), grad_log_prob[picked], 0
+                inside & (stats.hits[picked] > 0), grad_label[picked], 0
             )
             scale = problem.transform.inverse_temperature[picked, None]
             logits = torch.where(allowed, logits, 0)

@@ -1,0 +1,198 @@
+"""Losses on heads: score centering, and forward and reverse KL with a tail bucket.
+
+Heads stay ragged: entries end to end with counts, as they are stored. Every function returns one
+value per target, so that the caller weights and reduces; a target without a head gives 0. All of
+them are finite, gradients included, for any finite log-probs, down to the fill of the format.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ragged_format.errors import InvariantError, LimitExceededError
+
+__all__ = ["TAIL_EPSILON", "forward_kl", "reverse_kl", "score_centering_loss"]
+
+# Smallest probability of a tail bucket; keeps its log and the ratio of two tails finite.
+TAIL_EPSILON = 1e-6
+# Bounds of the importance weights that the methods' own implementations use.
+TIS_HIGH = 2.0
+MIS_BAND = (0.5, 5.0)
+
+
+def score_centering_loss(
+    log_probs: Tensor,
+    rollout_log_probs: Tensor,
+    advantages: Tensor,
+    head_log_probs: Tensor,
+    head_rollout_log_probs: Tensor,
+    head_counts: Tensor,
+    weights: Literal["none", "tis", "mis"] = "none",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    tail: Literal["proportional", "none"] = "proportional",
+) -> Tensor:
+    """Return the off-policy policy-gradient loss, its score centred over the sampler's head.
+
+    With sampler q, trainer p, head H, sampled token y and importance weight f (arXiv 2609.20807):
+    ``-A (sg(f(p_y/q_y)) log p_y - sum_H sg(q_v f(p_v/q_v) - alpha p_v) log p_v)``. The rest of the
+    """Return the policy-gradient loss with its score centred over the head of the sampler.
+    so that its part is ``alpha = rho f(1/rho)``.
+
+    Parameters
+    ----------
+    log_probs : (m,) float Tensor
+        Trainer's log-prob of each target.
+    rollout_log_probs, advantages : (m,) float Tensor
+        Sampler's log-prob of it, and its advantage. No gradient.
+    head_log_probs, head_rollout_log_probs : (k,) float Tensor
+        Log-probs of all heads' ids end to end, by trainer and by sampler, over the same set of ids
+        (with truncation: the candidate set, which the head must then cover).
+    head_counts : (m,) int Tensor
+        Entries of each head.
+    weights : {"none", "tis", "mis"}
+        f: 1; ``min(p/q, high)`` (and at least `low`, if given); p/q inside ``[low, high]``, else 0.
+    low, high : float, optional
+        Defaults: tis ``high=2``; mis ``low=0.5, high=5``.
+    tail : {"proportional", "none"}
+        ``"none"`` centres over the head alone (alpha = 0).
+
+    Returns
+    -------
+    (m,) Tensor
+    """
+    owner = _owner(head_counts, head_log_probs, head_rollout_log_probs)
+    q = head_rollout_log_probs.detach().exp()
+    p = head_log_probs.detach().exp()
+    if tail == "proportional":
+        rest_q = (1 - _sums(q, owner, head_counts)).clamp(min=TAIL_EPSILON)
+        rest_p = (1 - _sums(p, owner, head_counts)).clamp(min=TAIL_EPSILON)
+        rho = rest_q / rest_p
+        alpha = rho * _weight(1 / rho, weights, low, high)
+    elif tail == "none":
+        alpha = torch.zeros_like(log_probs)
+    else:
+        _refuse("tail", tail, "'proportional' or 'none'")
+    # The ratio of a head entry from log-probs: q may underflow to 0.
+    ratio = (head_log_probs.detach() - head_rollout_log_probs.detach()).exp()
+    factor = torch.where(q > 0, q * _weight(ratio, weights, low, high), 0) - alpha[owner] * p
+    centre = _sums(factor * head_log_probs, owner, head_counts)
+    own = _weight((log_probs.detach() - rollout_log_probs).exp(), weights, low, high)
+    return -advantages.detach() * (own * log_probs - centre)
+
+
+def forward_kl(
+    head_log_probs: Tensor,
+    teacher_log_probs: Tensor,
+    head_counts: Tensor,
+    *,
+    tail: Literal["bucket", "renormalize"] = "bucket",
+) -> Tensor:
+    """Return KL(teacher || student) of each target over the teacher's head.
+
+    Parameters
+    ----------
+    head_log_probs, teacher_log_probs : (k,) float Tensor
+        Student's and teacher's log-probs of the heads' ids, end to end. The student's gets the
+        gradient.
+    head_counts : (m,) int Tensor
+        Entries of each head; 0 gives 0.
+    tail : {"bucket", "renormalize"}
+        All other ids as one more outcome with the remaining mass of each side (at least 1e-6), or
+        both heads renormalised to mass 1.
+
+    Returns
+    -------
+    (m,) Tensor
+
+    Examples
+    --------
+    >>> student = torch.log(torch.tensor([0.5, 0.25]))
+    >>> teacher = torch.log(torch.tensor([0.25, 0.25]))
+    >>> forward_kl(student, teacher, torch.tensor([2, 0]))
+    tensor([0.1733, 0.0000])
+    """
+    return _kl(teacher_log_probs.detach(), head_log_probs, head_log_probs, teacher_log_probs,
+               head_counts, tail)  # fmt: skip
+
+
+def reverse_kl(
+    head_log_probs: Tensor,
+    teacher_log_probs: Tensor,
+    head_counts: Tensor,
+    *,
+    tail: Literal["bucket", "renormalize"] = "bucket",
+) -> Tensor:
+    """Return KL(student || teacher) of each target over the teacher's head.
+
+    Parameters and result as :func:`forward_kl`.
+    """
+    return _kl(head_log_probs, teacher_log_probs.detach(), head_log_probs, teacher_log_probs,
+               head_counts, tail)  # fmt: skip
+
+
+def _kl(
+    first: Tensor, second: Tensor, student: Tensor, teacher: Tensor, counts: Tensor, tail: str
+) -> Tensor:
+    owner = _owner(counts, student, teacher)
+    if tail == "renormalize":
+        first = first - _log_sums(first, owner, counts)[owner]
+        second = second - _log_sums(second, owner, counts)[owner]
+    elif tail != "bucket":
+        _refuse("tail", tail, "'bucket' or 'renormalize'")
+    weight = first.exp()
+    out = _sums(weight * (first - second), owner, counts)
+    if tail == "renormalize":
+        return out
+    rest_first = (1 - _sums(weight, owner, counts)).clamp(min=TAIL_EPSILON)
+    rest_second = (1 - _sums(second.exp(), owner, counts)).clamp(min=TAIL_EPSILON)
+    bucket = rest_first * (rest_first.log() - rest_second.log())
+    return out + torch.where(counts > 0, bucket, torch.zeros_like(bucket))
+
+
+def _owner(counts: Tensor, *values: Tensor) -> Tensor:
+    total = len(values[0])
+    if any(value.shape != (total,) for value in values) or counts.dim() != 1:
+        raise InvariantError(
+            "heads are flat and parallel", code="RF-I005",
+            expected=f"({total},) and one count per target",
+            got=[tuple(value.shape) for value in (*values, counts)],
+        )  # fmt: skip
+    if counts.device.type == "cpu" and int(counts.sum()) != total:
+        raise InvariantError(
+            "the counts do not sum to the entries of the heads",
+            code="RF-I005", expected=total, got=int(counts.sum()),
+        )  # fmt: skip
+    return torch.repeat_interleave(counts, output_size=total)
+
+
+def _sums(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
+    return values.new_zeros(len(counts)).index_add(0, owner, values)
+
+
+def _log_sums(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
+    top = values.detach().new_full((len(counts),), -torch.inf)
+    top = top.scatter_reduce(0, owner, values.detach(), "amax")
+    top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+    sums = _sums((values - top[owner]).exp(), owner, counts)
+    return top + torch.where(counts > 0, sums, torch.ones_like(sums)).log()
+
+
+def _weight(ratio: Tensor, weights: str, low: float | None, high: float | None) -> Tensor:
+    if weights == "none":
+        return torch.ones_like(ratio)
+    if weights == "tis":
+        return ratio.clamp(min=low, max=TIS_HIGH if high is None else high)
+    if weights == "mis":
+        least = MIS_BAND[0] if low is None else low
+        most = MIS_BAND[1] if high is None else high
+        return torch.where((ratio >= least) & (ratio <= most), ratio, torch.zeros_like(ratio))
+    return _refuse("weights", weights, "'none', 'tis' or 'mis'")
+
+
+def _refuse(name: str, got: str, expected: str) -> Tensor:
+    raise LimitExceededError(f"{name} has no such choice", expected=expected, got=got)
