@@ -25,7 +25,6 @@ except ImportError:
     simdjson = None
 
 _OPEN, _CLOSE, _COMMA, _MINUS, _SPACE, _ZERO, _NINE = b"[],- 09"
-_LARGEST = np.iinfo(np.int32).max
 _local = threading.local()
 
 
@@ -116,9 +115,11 @@ def rows(text: bytes) -> tuple[npt.NDArray[np.int32], Int64, Int64] | None:
             return None
         edited[opens[zeros] + 2] = _NINE
     wide = _numbers(buffer, "i")
-    if wide is None or wide.max() > _LARGEST or wide.min() < -_LARGEST:
+    if wide is None:
         return None
     values = wide.astype(np.int32)
+    if not np.array_equal(values, wide):
+        return None
     begins = np.flatnonzero(values < 0)
     if len(begins) != len(opens):
         return None

@@ -107,7 +107,7 @@ def read_support(
     mass = np.concatenate(masses or [np.zeros(0)]) if log_probs else None
     fault[(counts == 0) & (fault == 0)] = EMPTY
     offsets = offsets_of(counts)
-    unsorted = 0
+    unsorted = repeated = 0
     if _falls(ids, offsets).any():
         at = np.flatnonzero(_falls(ids, offsets) & (ids[1:] != ids[:-1])) + 1
         unsorted = len(np.unique(_owner(at, offsets)))
@@ -115,12 +115,13 @@ def read_support(
         ids = ids[order]
         mass = None if mass is None else mass[order]
         repeats = np.flatnonzero(_falls(ids, offsets)) + 1
+        repeated = len(repeats)
         fault[_owner(repeats, offsets)] = DUPLICATE
-    hits = np.flatnonzero(ids == np.repeat(sampled.astype(np.int32), counts))
+    is_sampled = ids == np.repeat(sampled.astype(np.int32), counts)
     # One hit for every set, unless an id is twice in one.
-    if len(hits) != np.count_nonzero(counts) or unsorted or (fault == DUPLICATE).any():
+    if unsorted or repeated or np.count_nonzero(is_sampled) != np.count_nonzero(counts):
         held = np.zeros(len(sampled), bool)
-        held[_owner(hits, offsets)] = True
+        held[_owner(np.flatnonzero(is_sampled), offsets)] = True
         fault[~held & (fault == 0)] = OUTSIDE
     if mass is not None:
         given_mass = segment_sums(classify(mass, np.zeros(len(mass), bool)) == 0, offsets)

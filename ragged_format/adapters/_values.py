@@ -127,8 +127,11 @@ def malformed(what: str, where: Where, expected: object, got: object) -> NoRetur
 
 def as_ids(value: Any, place: Place) -> Int64:
     """Return a list of token ids as (n,) int64."""
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
-        return value.astype(np.int64, copy=False)
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        if value.dtype == np.int64:
+            return value
+        if value.dtype.kind in "iu":
+            return value.astype(np.int64)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         malformed("token ids are a list of integers", place(), "a list", value)
     return _integers(value, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -55,41 +55,50 @@ def read_versions(
         Counts what was mapped and what stays unknown.
     """
     oldest: list[int | None] = []
-    parts = []
+    numbers: list[int] = []
+    lengths: list[int] = []
     is_mixed = False
     for choice in choices:
-        numbers = np.full(len(choice.token_ids), UNKNOWN_VERSION, np.int64)
+        size = len(choice.token_ids)
         if isinstance(mapping, int):
-            numbers[:] = mapping
+            numbers.append(mapping)
+            lengths.append(size)
             oldest.append(mapping)
-            parts.append(numbers)
             continue
-        _check_spans(choice)
+        mine = set()
+        end = 0
         for span in choice.versions:
-            numbers[span.start : span.end] = _number(span, mapping or {}, report)
-        parts.append(numbers)
-        if not len(numbers) or numbers.min() == UNKNOWN_VERSION:
-            oldest.append(None)
-        else:
-            oldest.append(int(numbers.min()))
-            is_mixed = is_mixed or bool(numbers.max() > numbers.min())
-    by_target = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    if is_mixed and by_target.min() == UNKNOWN_VERSION:
+            if not end <= span.start <= span.end <= size:
+                _misplaced(choice, end, span)
+            number = _number(span, mapping or {}, report)
+            for value, length in (
+                (UNKNOWN_VERSION, span.start - end),
+                (number, span.end - span.start),
+            ):
+                if length:
+                    mine.add(value)
+                    numbers.append(value)
+                    lengths.append(length)
+            end = span.end
+        if end < size:
+            mine.add(UNKNOWN_VERSION)
+            numbers.append(UNKNOWN_VERSION)
+            lengths.append(size - end)
+        oldest.append(None if UNKNOWN_VERSION in mine else min(mine, default=None))
+        is_mixed = is_mixed or len(mine - {UNKNOWN_VERSION}) > 1
+    if is_mixed and UNKNOWN_VERSION in numbers:
         report.noted["policy_versions_left_out"] += 1
         is_mixed = False
+    by_target = np.repeat(np.array(numbers, np.int64), np.array(lengths, np.int64))
     return Versions(oldest, by_target, is_mixed)
 
 
-def _check_spans(choice: Choice) -> None:
-    end = 0
-    for span in choice.versions:
-        if not end <= span.start <= span.end <= len(choice.token_ids):
-            malformed(
-                "weight versions are spans of the generated tokens in order",
-                choice.place("weight_versions"),
-                f"{end} <= start <= end <= {len(choice.token_ids)}", span,
-            )  # fmt: skip
-        end = span.end
+def _misplaced(choice: Choice, end: int, span: VersionSpan) -> NoReturn:
+    malformed(
+        "weight versions are spans of the generated tokens in order",
+        choice.place("weight_versions"),
+        f"{end} <= start <= end <= {len(choice.token_ids)}", span,
+    )  # fmt: skip
 
 
 def _number(span: VersionSpan, mapping: Mapping[str, int], report: ConversionReport) -> int:

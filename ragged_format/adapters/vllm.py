@@ -8,12 +8,12 @@ one mode per call, heads are exact prefixes of the sampler's ranking, nothing is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.adapters._assemble import assemble
 from ragged_format.adapters._columns import ROUTED_EXPERTS, Options, make_options
-from ragged_format.adapters._json import read_json
+from ragged_format.adapters._json import read_many
 from ragged_format.adapters._response import check_response, read_choices
 from ragged_format.adapters._stream import is_stream, read_stream
 from ragged_format.adapters._values import malformed
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from ragged_format.schema import Column
 
 __all__ = ["to_samples"]
+
+# JSON texts that are parsed together.
+_WINDOW_BYTES = 1 << 20
+_WINDOW_RECORDS = 1024
+_TEXT = object()
 
 GroupId = str | Callable[[Mapping[str, Any]], str | None]
 """Key of the record that holds the group, or a function of the record."""
@@ -137,11 +142,11 @@ def to_samples(
     )  # fmt: skip
     counts = ConversionReport()
     choices: list[Choice] = []
-    for number, record in enumerate(records):
+    for number, (record, response) in enumerate(_with_responses(records)):
         counts.responses.taken += 1
         unread: Counter[str] = Counter()
         try:
-            found = _read(record, number, options, group_id, engine_version, unread)
+            found = _read(record, response, number, options, group_id, engine_version, unread)
         except ConversionError as err:
             if on_error == "raise":
                 raise
@@ -156,7 +161,8 @@ def to_samples(
 
 
 def _read(
-    record: Mapping[str, Any],
+    record: Any,
+    response: Any,
     number: int,
     options: Options,
     group_id: GroupId | None,
@@ -174,7 +180,10 @@ def _read(
             expected=options.mode.mode, got=mode,
             remedy="convert records of one mode per call, and pass their logprobs_mode",
         )  # fmt: skip
-    response = _response(record, where)
+    if isinstance(response, ValueError):
+        malformed("a response is JSON", where, "JSON, or an event stream", str(response))
+    if isinstance(response, bytes):
+        response = read_stream(response, where)
     check_response(record, response, where)
     if group_id is None:
         group_of = (lambda r: r["group_id"]) if "group_id" in record else None
@@ -186,17 +195,37 @@ def _read(
     )  # fmt: skip
 
 
-def _response(record: Mapping[str, Any], where: Where) -> Any:
-    """Return the response of a record; text is parsed."""
+def _with_responses(records: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each record with its response: JSON text parsed, a stream as bytes, or a ValueError."""
+    window: list[tuple[Any, Any]] = []
+    texts: list[bytes] = []
+    size = 0
+    for record in records:
+        response, is_text = _response(record)
+        window.append((record, _TEXT if is_text else response))
+        if is_text:
+            texts.append(response)
+            size += len(response)
+        if size >= _WINDOW_BYTES or len(window) >= _WINDOW_RECORDS:
+            yield from _parsed(window, texts)
+            window, texts, size = [], [], 0
+    yield from _parsed(window, texts)
+
+
+def _parsed(window: list[tuple[Any, Any]], texts: list[bytes]) -> Iterator[tuple[Any, Any]]:
+    values = iter(read_many(texts))
+    for record, response in window:
+        yield record, next(values) if response is _TEXT else response
+
+
+def _response(record: Any) -> tuple[Any, bool]:
+    """Return the response, text as bytes, and whether it is JSON text."""
+    if not isinstance(record, Mapping):
+        return None, False
     response = record.get("response", record.get("response_text"))
     if isinstance(response, str):
-        response = response.encode()
+        response = response.encode(errors="surrogatepass")
     if not isinstance(response, bytes | bytearray | memoryview):
-        return response
+        return response, False
     text = bytes(response)
-    if is_stream(text):
-        return read_stream(text, where)
-    try:
-        return read_json(text)
-    except ValueError as err:
-        malformed("a response is JSON", where, "JSON, or an event stream", str(err))
+    return text, not is_stream(text)
