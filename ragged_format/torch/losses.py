@@ -40,7 +40,8 @@ def score_centering_loss(
 
     With sampler q, trainer p, head H, sampled token y and importance weight f (arXiv 2609.20807):
     ``-A (sg(f(p_y/q_y)) log p_y - sum_H sg(q_v f(p_v/q_v) - alpha p_v) log p_v)``. The rest of the
-    """Return the policy-gradient loss with its score centred over the head of the sampler.
+    vocabulary is modelled as q = rho p, with eps = 1e-6 and
+    ``rho = max(1 - sum_H q, eps) / max(1 - sum_H p, eps)``,
     so that its part is ``alpha = rho f(1/rho)``.
 
     Parameters
