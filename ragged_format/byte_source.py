@@ -8,7 +8,7 @@ import pyarrow as pa
 import zstandard
 
 from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
-from ragged_format.messages import Header, parse_header, prefix_size
+from ragged_format.flatbuffer import Header, parse_header, prefix_size
 
 __all__ = ["ByteSource", "Message", "byte_source", "describe", "next_message"]
 

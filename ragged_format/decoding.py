@@ -18,8 +18,10 @@ from ragged_format.errors import (
     SchemaMismatchError,
     Where,
 )
-from ragged_format.messages import BATCH, check_arrays, decode_batch, uncompressed_bytes
+from ragged_format.flatbuffer import BATCH, Layout, layout_of
+from ragged_format.messages import MAX_MESSAGE_BYTES, decode_batch
 from ragged_format.parse import parse_schema
+from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, Tally, Trailer
 from ragged_format.validate import validate_batch
 
@@ -38,7 +40,6 @@ __all__ = [
     "conform",
     "decode",
     "iter_batches",
-    "verify_content",
     "with_schema",
 ]
 
@@ -137,33 +138,30 @@ def conform(batch: pa.RecordBatch, known: KnownSchema, where: Where) -> pa.Recor
     return pa.RecordBatch.from_arrays(batch.columns, schema=known.schema)
 
 
-def decode(message: Message, known: KnownSchema, *, max_bytes: int) -> pa.RecordBatch:
-    """Return the batch of one message, zero-copy where it is not compressed."""
-    if message.header.kind != BATCH:
-        raise CorruptError(
-            "a message is not a record batch", expected=BATCH, got=message.header.kind
-        )
-    return decode_batch(
-        message.buffer, known.schema, message.flatbuffer, message.header, max_bytes=max_bytes
-    )
-
-
-def verify_content(
-    batch: pa.RecordBatch,
-    known: KnownSchema,
+def decode(
     message: Message,
+    known: KnownSchema,
     tally: Tally,
     *,
     verify: bool,
     validate: Validation,
-) -> dict[bytes, bytes]:
-    """Check a decoded batch against its digest, then its arrays and values, and count it.
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    """Return the batch of one message and its custom metadata besides the digest, and count it.
 
-    Returns the custom metadata besides the digest.
+    Guarantees: zero-copy where the body is not compressed. The content was compared with its digest
+    (if `verify`), the arrays are valid, the invariants of `validate` hold.
     """
+    if message.header.kind != BATCH:
+        raise CorruptError(
+            "a message is not a record batch", expected=BATCH, got=message.header.kind
+        )
+    layout = layout_of(message.flatbuffer, message.header)
+    body = memoryview(message.buffer).cast("B")[8 + len(message.flatbuffer) :]
+    batch = decode_batch(message.buffer, known.schema, layout, body, max_bytes=max_bytes)
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
-    content = _content_digest(batch, message) if verify else b""
+    content = _content_digest(batch, layout, body) if verify else b""
     if verify and content.hex().encode() != stated:
         raise ChecksumError(
             "a batch does not match its digest",
@@ -175,15 +173,12 @@ def verify_content(
     if validate != "off":
         validate_batch(batch, known.ragged, validate, Where())
     tally.add(content, batch.num_rows, metadata)
-    return metadata
+    return batch, metadata
 
 
-def _content_digest(batch: pa.RecordBatch, message: Message) -> bytes:
-    body = memoryview(message.buffer).cast("B")[8 + len(message.flatbuffer) :]
+def _content_digest(batch: pa.RecordBatch, layout: Layout, body: memoryview) -> bytes:
     try:
-        if uncompressed_bytes(message.flatbuffer, message.header, body) is None:
-            return message_digest(batch.schema, message.flatbuffer, message.header, body)
-        return digest(batch)
+        return digest(batch) if layout.compressed else message_digest(batch.schema, layout, body)
     except InvariantError:
         return b""  # no writer digests such arrays, so their digest cannot match
 

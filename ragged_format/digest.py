@@ -49,10 +49,11 @@ import xxhash
 
 from ragged_format.canonical import canonical
 from ragged_format.errors import InvariantError, SchemaMismatchError, Where
+from ragged_format.flatbuffer import Layout, layout_of, parse_header, prefix_size
 from ragged_format.lists import Int64, offsets_of, ranges
-from ragged_format.messages import Header, check_arrays, layout_of, parse_header, prefix_size
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD, Column
+from ragged_format.soundness import check_arrays
 
 __all__ = [
     "canonical_json",
@@ -145,9 +146,7 @@ def digest(batch: pa.RecordBatch) -> bytes:
     return _digest(known, content)
 
 
-def message_digest(
-    schema: pa.Schema, flatbuffer: bytes | memoryview, header: Header, body: memoryview
-) -> bytes:
+def message_digest(schema: pa.Schema, layout: Layout, body: memoryview) -> bytes:
     """Return the digest of the batch that an uncompressed message holds, 16 bytes.
 
     Guarantees: no copy; memory-safe whatever the message says.
@@ -158,7 +157,7 @@ def message_digest(
         The buffers do not hold what the message says (``RF-I001``), or something is null that may
         not be (``RF-I002``).
     """
-    return _digest(_known(schema), _Content(*layout_of(flatbuffer, header), body))
+    return _digest(_known(schema), _Content(*layout[:3], body))
 
 
 def record_digests(batch: pa.RecordBatch) -> Bytes:
@@ -374,7 +373,7 @@ def _serialize(batch: pa.RecordBatch) -> tuple[_Known, _Content]:
     size = prefix_size(view[:8])
     flatbuffer = view[8 : 8 + size]
     layout = layout_of(flatbuffer, parse_header(flatbuffer))
-    return known, _Content(*layout, view[8 + size :])
+    return known, _Content(*layout[:3], view[8 + size :])
 
 
 def _find(schema: pa.Schema) -> _Known | None:

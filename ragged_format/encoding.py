@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ragged_format.decoding import VALIDATIONS, Validation, check_choice, conform
 from ragged_format.digest import message_digest
 from ragged_format.errors import RaggedError, Where
+from ragged_format.flatbuffer import layout_of, parse_header, prefix_size, with_metadata
 from ragged_format.known_schemas import known_schema
-from ragged_format.messages import check_arrays, parse_header, prefix_size, with_metadata
+from ragged_format.soundness import check_arrays
 from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
 from ragged_format.validate import validate_batch
 
@@ -65,7 +66,7 @@ class Encoder:
         start = 8 + prefix_size(view[:8])
         flatbuffer = view[8:start]
         header = parse_header(flatbuffer)
-        content = message_digest(self.known.schema, flatbuffer, header, view[start:])
+        content = message_digest(self.known.schema, layout_of(flatbuffer, header), view[start:])
         self._tally.add(content, batch.num_rows, own)
         return with_metadata(flatbuffer, header, batch_metadata(content, own)), view[start:]
 

@@ -31,7 +31,6 @@ from ragged_format.decoding import (
     check_choice,
     check_trailer,
     decode,
-    verify_content,
     with_schema,
 )
 from ragged_format.encoding import Encoder
@@ -44,15 +43,9 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
+from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, layout_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
-from ragged_format.messages import (
-    END_OF_STREAM,
-    MAX_MESSAGE_BYTES,
-    blocks_of,
-    footer_of,
-    rows_of,
-)
 from ragged_format.trailer import Tally, Trailer
 
 if TYPE_CHECKING:
@@ -311,9 +304,8 @@ class FileReader:
     ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         try:
             message = self._message(index)
-            batch = decode(message, self._known, max_bytes=MAX_MESSAGE_BYTES)
-            metadata = verify_content(
-                batch, self._known, message, tally, verify=verify, validate=self._validate
+            batch, metadata = decode(
+                message, self._known, tally, verify=verify, validate=self._validate
             )
             if batch.num_rows != self.rows_per_batch[index]:
                 raise ChecksumError(
@@ -393,7 +385,7 @@ class FileReader:
                 expected="the trailer as last batch", got=f"{len(self._blocks)} batches",
                 remedy="import data of other writers",
             )  # fmt: skip
-        if rows := rows_of(message.flatbuffer, message.header):
+        if rows := layout_of(message.flatbuffer, message.header).rows:
             raise CorruptError("the trailer has rows", expected=0, got=rows)
         facts = [
             ("number of batches", trailer.batches, len(self._blocks) - 1),

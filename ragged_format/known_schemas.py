@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ragged_format.digest import schema_digest
 from ragged_format.errors import CorruptError, UnsupportedFeatureError
-from ragged_format.messages import SCHEMA, is_big_endian, parse_header
+from ragged_format.flatbuffer import SCHEMA, is_big_endian, parse_header
 from ragged_format.parse import parse_schema
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from ragged_format.errors import (
     Where,
 )
 from ragged_format.files import MAGIC, FileReader
+from ragged_format.flatbuffer import CONTINUATION
 from ragged_format.local_files import local_path, open_binary, scheme_of
-from ragged_format.messages import CONTINUATION
 from ragged_format.streams import StreamReader
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from ragged_format.decoding import (
     check_choice,
     check_trailer,
     decode,
-    verify_content,
     with_schema,
 )
 from ragged_format.encoding import Encoder
@@ -42,14 +41,10 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
+from ragged_format.flatbuffer import CONTINUATION, END_OF_STREAM, layout_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
-from ragged_format.messages import (
-    CONTINUATION,
-    END_OF_STREAM,
-    MAX_MESSAGE_BYTES,
-    rows_of,
-)
+from ragged_format.messages import MAX_MESSAGE_BYTES
 from ragged_format.trailer import Tally, Trailer
 
 if TYPE_CHECKING:
@@ -367,14 +362,14 @@ class StreamReader:
         if trailer is not None:
             self._finish(message, trailer)
             return None
-        batch = decode(message, self._known, max_bytes=self._max_message_bytes)
-        self.metadata = verify_content(
-            batch, self._known, message, self._tally, verify=self._verify, validate=self._validate
-        )
+        batch, self.metadata = decode(
+            message, self._known, self._tally, verify=self._verify, validate=self._validate,
+            max_bytes=self._max_message_bytes,
+        )  # fmt: skip
         return self._projection.apply(batch)
 
     def _finish(self, message: Message, trailer: Trailer) -> None:
-        if rows := rows_of(message.flatbuffer, message.header):
+        if rows := layout_of(message.flatbuffer, message.header).rows:
             raise CorruptError("the trailer has rows", expected=0, got=rows)
         check_trailer(trailer, self._known, self._tally, verify=self._verify)
         mark = self._source.read(8)

@@ -50,8 +50,9 @@ from ragged_format.manifest import (
     read_manifest,
     write_manifest,
 )
-from ragged_format.messages import check_arrays, decode_message, encode_message
+from ragged_format.messages import decode_message, encode_message
 from ragged_format.ragged import concat
+from ragged_format.soundness import check_arrays
 from ragged_format.validate import validate_batch
 
 if TYPE_CHECKING:

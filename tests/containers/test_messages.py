@@ -10,7 +10,7 @@ from hypothesis import given
 from support.containers import equal, messages, small_batch, small_schema, stream_bytes
 
 import ragged_format as rf
-from ragged_format import messages as ipc
+from ragged_format import flatbuffer as ipc
 from ragged_format.testing import packed_batches, rollouts, sample_batches, variants
 
 

@@ -20,7 +20,13 @@ from support.containers import (
 )
 
 import ragged_format as rf
-from ragged_format.testing import assert_ragged_equal, packed_batches, sample_batches, schemas, variants
+from ragged_format.testing import (
+    assert_ragged_equal,
+    packed_batches,
+    sample_batches,
+    schemas,
+    variants,
+)
 
 
 @given(sample_batches() | packed_batches())
