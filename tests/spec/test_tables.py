@@ -11,7 +11,7 @@ import pytest
 from support.containers import digest_input, model_digest
 
 import ragged_format as rf
-from ragged_format import byte_source, errors, messages, rules, writer
+from ragged_format import byte_source, errors, flatbuffer, messages, rules, writer
 from ragged_format.codes import CODES
 from ragged_format.manifest import Manifest
 from ragged_format.profiles import ALTERNATIVES, REQUIRED, ROOT_AXES, STANDARD
@@ -446,7 +446,7 @@ def test_limits_are_those_of_the_code():
     (table,) = [t for t in tables("09-security.md") if "default limit" in t[0]]
     limits = {row["what"]: row["default limit"] for row in table}
     assert limits == {
-        "metadata of one message": f"{messages.MAX_METADATA_BYTES >> 20} MiB",
+        "metadata of one message": f"{flatbuffer.MAX_METADATA_BYTES >> 20} MiB",
         "one message, also as decompressed": f"{messages.MAX_MESSAGE_BYTES >> 30} GiB",
         "window of a zstd frame": f"{byte_source._MAX_WINDOW >> 20} MiB",
         "a whole stream, as decompressed": "none; services MUST set one",

@@ -6,6 +6,7 @@ import pytest
 
 import ragged_format as rf
 from ragged_format import Column
+from ragged_format.soundness import check_arrays
 
 SCHEMA = rf.sample_schema(vocab_size=10, columns=[])
 LISTS = pa.large_list(pa.field("item", pa.int32(), nullable=False))
@@ -210,3 +211,17 @@ def test_what_is_not_arrow_is_refused():
         rf.validate({"input_ids": [[1]]})
     with pytest.raises(rf.NotRaggedError):
         rf.validate(pa.table({"input_ids": [[1]]}))
+
+
+def test_a_fault_of_the_batch_alone_has_no_column():
+    class Lengths:
+        """A batch whose columns have other lengths than it says; pyarrow makes none."""
+
+        schema, columns = pa.schema([]), ()
+
+        def validate(self, *, full):
+            raise pa.ArrowInvalid("In column 0: length mismatch")
+
+    with pytest.raises(rf.InvariantError) as info:
+        check_arrays(Lengths())
+    assert (info.value.code, info.value.where) == ("RF-I001", rf.Where())
