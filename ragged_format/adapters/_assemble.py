@@ -210,19 +210,20 @@ def _record_column(choices: Sequence[Choice], column: Column, values: Sequence[A
             return pa.array(values, column.type)
     except (pa.ArrowException, TypeError, OverflowError):
         pass
-    for choice, value in zip(choices, values, strict=True):
-        try:
-            good = _fits(column.name, value)
-            pa.array([value], column.type)
-        except (pa.ArrowException, TypeError, OverflowError):
-            good = False
-        if not good:
-            malformed(
-                f"a value of {column.name} is of its type",
-                replace(choice.where, column=column.name),
-                f"{column.type}{_ALLOWED.get(column.name, '')}", value,
-            )  # fmt: skip
-    return pa.array(values, column.type)
+    first = next(i for i, value in enumerate(values) if not _is_storable(column, value))
+    return malformed(
+        f"a value of {column.name} is of its type",
+        replace(choices[first].where, column=column.name),
+        f"{column.type}{_ALLOWED.get(column.name, '')}", values[first],
+    )  # fmt: skip
+
+
+def _is_storable(column: Column, value: Any) -> bool:
+    try:
+        pa.array([value], column.type)
+        return _fits(column.name, value)
+    except (pa.ArrowException, TypeError, OverflowError):
+        return False
 
 
 _ALLOWED = {

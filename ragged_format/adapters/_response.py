@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["ENDPOINT", "check_response", "read_choices"]
 
 ENDPOINT = "/inference/v1/generate"
+_RECORD_READ = frozenset({
+    *FROM_RECORD, "request", "response", "response_text", "request_id", "group_id", "http_status",
+    "engine_version", "logprobs_mode", "source", "name",
+})  # fmt: skip
 _RESPONSE_READ = frozenset({
     "request_id", "model", "created", "usage", "prompt_token_ids", "output_mode", "choices",
 })  # fmt: skip
@@ -186,6 +190,7 @@ def read_choices(
         _count_unread(unread, choice, _CHOICE_READ, "choice.")
     _check_usage(response.get("usage"), prompt_ids, choices, where)
     _count_unread(unread, response, _RESPONSE_READ, "response.")
+    _count_unread(unread, record, _RECORD_READ, "record.")
     return choices
 
 
@@ -316,12 +321,17 @@ def _check_length(out: Choice, field: str, length: int) -> None:
 def _versions(out: Choice, choice: Mapping[str, Any]) -> list[VersionSpan]:
     spans = choice.get("weight_versions") or ()
     try:
-        return [VersionSpan(str(s["version"]), s["start"] + 0, s["end"] + 0) for s in spans]
+        found = [VersionSpan(str(s["version"]), s["start"], s["end"]) for s in spans]
     except (KeyError, TypeError):
+        found = [VersionSpan("", -1, -1)]
+    if any(_whole(span.start) is None or _whole(span.end) is None for span in found) or (
+        found and found[0].start < 0
+    ):
         malformed(
             "weight versions are spans", out.place("weight_versions"),
-            "objects of version, start, end", spans,
+            "objects of version, start >= 0, end", spans,
         )  # fmt: skip
+    return found
 
 
 def _record_value(

@@ -193,7 +193,7 @@ def _split(value: Any, place: Place) -> tuple[list[Any], Int64, Bools | None]:
     null = np.fromiter((row is None for row in value), bool, len(value))
     lists = [() if row is None else row for row in value]
     for position, row in enumerate(lists):
-        if not isinstance(row, list | tuple):
+        if not isinstance(row, list | tuple | np.ndarray):
             malformed("a candidate set per token", place(position), "a list or null", row)
     counts = np.fromiter(map(len, lists), np.int64, len(lists))
     return lists, counts, null if null.any() else None

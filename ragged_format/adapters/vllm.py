@@ -8,7 +8,7 @@ one mode per call, heads are exact prefixes of the sampler's ranking, nothing is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.adapters._assemble import assemble
@@ -17,6 +17,7 @@ from ragged_format.adapters._json import read_many
 from ragged_format.adapters._response import check_response, read_choices
 from ragged_format.adapters._stream import is_stream, read_stream
 from ragged_format.adapters._values import malformed
+from ragged_format.adapters.registry import Adapter, Reader
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ragged_format.adapters._targets import Policy
     from ragged_format.schema import Column
 
-__all__ = ["to_samples"]
+__all__ = ["ADAPTER", "to_samples"]
 
 # JSON texts that are parsed together.
 _WINDOW_BYTES = 1 << 20
@@ -57,8 +58,9 @@ def to_samples(
 ) -> pa.RecordBatch:
     """Return vLLM responses as one batch of samples, one record per choice.
 
-    Guarantees: a copy; every record, token, candidate and head entry of the input is stored or
-    counted in `report`; a call that raises leaves `report` as it was.
+    Guarantees: a copy that keeps every invariant of the format; every record, token, candidate and
+    head entry of the input is stored or counted in `report`; a call that raises leaves `report` as
+    it was.
 
     Parameters
     ----------
@@ -229,3 +231,20 @@ def _response(record: Any) -> tuple[Any, bool]:
         return response, False
     text = bytes(response)
     return text, not is_stream(text)
+
+
+def _recognizes(record: Any) -> bool:
+    """Return whether a record holds a response of the generate endpoint."""
+    response = record.get("response") if isinstance(record, Mapping) else None
+    if not isinstance(response, Mapping):
+        return False
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, Sequence) and len(choices) else None
+    return isinstance(first, Mapping) and "token_ids" in first and "object" not in response
+
+
+ADAPTER = Adapter(
+    name="vllm",
+    title="vLLM, /inference/v1/generate",
+    reads=Reader(to_samples=to_samples, recognizes=_recognizes),
+)

@@ -8,7 +8,7 @@ import pytest
 from support.vllm_rollouts import choice, entry, golden, record
 
 import ragged_format as rf
-from ragged_format.adapters import vllm
+from ragged_format.adapters import read_record, vllm
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, SchemaMismatchError
 from ragged_format.validate import validate
@@ -320,6 +320,8 @@ def test_a_version_unknown_in_part_is_unknown():
     assert batch.column("policy_version").to_pylist() == [None, 12]
     assert "policy_versions" not in batch.schema.names
     assert report.noted["policy_versions_left_out"] == 1
+    short = versioned(("12", 0, 1))
+    assert convert(short).column("policy_version").to_pylist() == [None]
     error = error_of([gap], columns=["policy_versions"])
     assert (error.code, error.where.position) == ("RF-A011", 1)
 
@@ -332,7 +334,10 @@ def test_spans_that_do_not_fit_the_tokens_are_refused(spans):
 
 
 def test_versions_of_another_shape_are_refused():
-    for broken in ([{"version": "1"}], ["1"], [{"version": "1", "start": "0", "end": 3}]):
+    for broken in (
+        [{"version": "1"}], ["1"], [{"version": "1", "start": "0", "end": 1}], 5,
+        [{"version": "1", "start": 0, "end": 1.0}], [{"version": "1", "start": -1, "end": 1}],
+    ):  # fmt: skip
         assert error_of([record(choice([3], [[3]], weight_versions=broken))]).code == "RF-A002"
 
 
@@ -384,6 +389,24 @@ def test_numbers_written_as_floats_are_ids():
     batch = convert(out)
     assert batch.column("candidate_ids").to_pylist() == [[1, 3]]
     assert batch.column("topk_ids").to_pylist() == [[3, 1]]
+
+
+def test_arrays_are_taken_as_they_are():
+    out = golden()
+    chosen = out["response"]["choices"][0]
+    for kind in (np.int64, np.int32):
+        chosen["token_ids"] = np.array([3, 4, 7], kind)
+        chosen["sampling_mask"] = [np.array(row, kind) for row in ([3], [1, 4, 9], [2, 7])]
+        assert convert(out).column("candidate_ids").to_pylist() == [[3, 1, 4, 9, 2, 7]]
+    chosen["token_ids"] = [np.int64(3), np.int64(4), np.int64(7)]
+    assert convert(out).num_rows == 1
+    chosen["token_ids"] = np.array([3.0, 4.0, 7.0])
+    assert error_of([out]).code == "RF-A002"
+
+
+def test_lines_of_records_may_be_read_with_their_arrays():
+    line = json.dumps(golden() | {"reward": 1.0}).encode()
+    assert convert(read_record(line)).equals(convert(json.loads(line)))
 
 
 def test_usage_counts_the_tokens():

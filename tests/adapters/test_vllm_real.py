@@ -97,7 +97,10 @@ def test_everything_recorded_is_converted_or_explained():
     for ledger in (report.samples, report.tokens, report.targets, report.candidates):
         assert not ledger.dropped
     assert set(report.head_entries.dropped) == {"minus_9999", "sampled_beyond_head", "text_only"}
-    assert report.unread.keys() == {"choice.text", "response.prompt_logprobs"}
+    assert report.unread.keys() == {
+        "choice.text", "response.prompt_logprobs", "record.category", "record.path",
+        "record.messages", "record.aborted_after_s",
+    }  # fmt: skip
 
 
 def test_one_call_or_many_with_one_schema_give_the_same():

@@ -258,6 +258,10 @@ def test_ids_within_texts_are_read():
     content = [item | {"top_logprobs": [item, other]}]
     batch = vllm.to_samples([record(choice([3], [[3, 4]], content))], vocab_size=10)
     assert batch.column("topk_ids").to_pylist() == [[3, 4]]
+    other["token"] = "token_id:x4"
+    report = ConversionReport()
+    vllm.to_samples([record(choice([3], [[3, 4]], content))], vocab_size=10, report=report)
+    assert report.head_entries.dropped == {"text_only": 2}
 
 
 def test_raw_values_called_processed_are_refused():

@@ -72,6 +72,8 @@ def test_an_empty_stream_is_truncated():
     assert error_of("data: [DONE]\n\n").code == "RF-A008"
     assert error_of(": ping\n\n").code == "RF-A008"
     assert error_of("data: [DON").code == "RF-A008"
+    assert error_of("data: {\n\n").code == "RF-A008"
+    assert error_of("data: [1]\n\n").code == "RF-A008"
 
 
 def test_events_after_the_end_are_refused():
