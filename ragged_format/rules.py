@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ragged_format.lists import to_numpy
 from ragged_format.rules_packed import PACKED_RULES
 from ragged_format.view import Rule
 
@@ -78,17 +79,18 @@ def _in_vocabulary(view: View, code: str, column: str, what: str) -> None:
 def sample_ids(view: View) -> None:
     """RF-I006, within the batch."""
     ids = view.elements("sample_id")
-    empty = pc.equal(ids, "").to_numpy(zero_copy_only=False)
+    empty = to_numpy(pc.binary_length(ids)) == 0
     view.forbid("RF-I006", "a sample_id is empty", "sample_id", empty, "an id of its own")
-    numbers = ids.dictionary_encode().indices.to_numpy()
+    if len(ids) < 2:
+        return
+    numbers = to_numpy(ids.dictionary_encode().indices)
     _, firsts = np.unique(numbers, return_index=True)
     if len(firsts) < len(numbers):
         again = int(np.setdiff1d(np.arange(len(numbers)), firsts)[0])
-        first = int(firsts[numbers[again]])
         view.fail_at(
             "RF-I006", "a sample_id is not unique", "sample_id", again,
             expected="an id that no other record has",
-            got=f"{ids[again].as_py()!r}, also at row {first}",
+            got=f"{ids[again].as_py()!r}, also at row {firsts[numbers[again]]}",
         )  # fmt: skip
 
 
