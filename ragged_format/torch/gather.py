@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from itertools import accumulate
 from operator import getitem, sub
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.torch.arena import ALIGNMENT
+
 if TYPE_CHECKING:
+    from ragged_format.lists import Int64
     from ragged_format.torch.plan import Layout, Plan
     from ragged_format.torch.views import Array, View
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 __all__ = ["Measured", "Runs", "measure", "whole", "write"]
 
@@ -79,54 +84,96 @@ def whole(views: list[View]) -> Runs:
 def measure(plan: Plan, runs: Runs) -> Measured:
     """Return the sizes of the batch that joins these runs; reads offsets only."""
     views, firsts, lasts = runs
-    spans = []
-    by_space = zip(*[view.marks for view in views], strict=True) if views else [()] * len(
-        plan.spaces
-    )  # fmt: skip
-    for marks in by_space:
-        los = list(map(getitem, marks, firsts))
-        his = list(map(getitem, marks, lasts))
-        sizes = list(map(sub, his, los))
-        spans.append(Span(los, his, sizes, sum(sizes)))
+    if len(views) == 1:
+        first, last = firsts[0], lasts[0]
+        ends = [(marks[first], marks[last]) for marks in views[0].marks]
+        spans = [Span([lo], [hi], [hi - lo], hi - lo) for lo, hi in ends]
+    elif views:
+        spans = []
+        for marks in zip(*[view.marks for view in views], strict=True):
+            los = list(map(getitem, marks, firsts))
+            his = list(map(getitem, marks, lasts))
+            sizes = list(map(sub, his, los))
+            spans.append(Span(los, his, sizes, sum(sizes)))
+    else:
+        spans = [Span([], [], [], 0)] * len(plan.spaces)
     lengths = [
-        spans[part.space].total if part.over < 0 else spans[part.over].total + 1
-        for part in plan.parts
+        spans[space].total if over < 0 else spans[over].total + 1 for space, _, over in plan.moves
     ]
     return Measured(runs, spans[0].total, spans, plan.layout(lengths))
 
 
-def write(plan: Plan, measured: Measured, memory: npt.NDArray[np.uint8]) -> None:
+def write(plan: Plan, measured: Measured, memory: Bytes) -> None:
     """Copy every part to its place in `memory`, which has at least ``layout.nbytes`` bytes."""
-    (views, _, _), _, spans, (starts, lengths) = measured
-    if not views:
+    starts = measured.layout.starts
+    number = len(measured.runs.views)
+    if number == 0:
         memory[: starts[-1]] = 0
         return
-    number = len(views)
-    single = spans[0].sizes.count(1) == number
+    # One call copies all parts and the gaps between them.
+    pieces = _of_one(plan, measured) if number == 1 else _of_many(plan, measured)
+    np.concatenate(pieces, out=memory[: starts[-1]])
+
+
+_GAPS = [np.zeros(size, np.uint8) for size in range(ALIGNMENT)]
+
+
+def _of_one(plan: Plan, measured: Measured) -> list[Bytes]:
+    """Return the content of the arena where all records are one run."""
+    ((view,), _, _), _, spans, (starts, _) = measured
+    bounds = [(los[0], his[0]) for los, his, _, _ in spans]
+    pieces = []
+    at = 0
+    for (space, unit, over), start, source in zip(plan.moves, starts, view.arrays, strict=False):
+        if at < start:
+            pieces.append(_GAPS[start - at])
+        lo, hi = bounds[space]
+        if over < 0:
+            piece = source[lo * unit : hi * unit]
+            at = start + (hi - lo) * unit
+        else:
+            first, last = bounds[over]
+            rebased = np.subtract(source[first : last + 1], lo, dtype=np.int64)
+            piece = rebased.view(np.uint8)
+            at = start + (last + 1 - first) * unit
+        pieces.append(piece)
+    if at < starts[-1]:
+        pieces.append(_GAPS[starts[-1] - at])
+    return pieces
+
+
+def _of_many(plan: Plan, measured: Measured) -> list[Bytes]:
+    """Return the content of the arena where the records are several runs."""
+    (views, _, _), _, spans, (starts, lengths) = measured
+    single = spans[0].sizes.count(1) == len(views)
     sliced: dict[tuple[int, int], list[slice]] = {}
     by_part = zip(*[view.arrays for view in views], strict=True)
-    for part, start, length, sources in zip(plan.parts, starts, lengths, by_part, strict=False):
-        space, unit = part.space, part.nbytes
-        out = memory[start : start + length * unit]
-        if part.over >= 0:
-            offsets = out.view(np.int64)
-            if single and part.over == 0:
-                offsets[:] = list(accumulate(spans[space].sizes, initial=0))
-            else:
-                _rebase(sources, spans[part.over], spans[space], offsets)
-            continue
-        slices = sliced.get((space, unit))
-        if slices is None:
-            slices = sliced[space, unit] = spans[space].slices(unit)
-        if number == 1:
-            out[:] = sources[0][slices[0]]
+    pieces: list[Bytes] = []
+    at = 0
+    for (space, unit, over), start, length, sources in zip(
+        plan.moves, starts, lengths, by_part, strict=False
+    ):
+        if at < start:
+            pieces.append(_GAPS[start - at])
+        at = start + length * unit
+        if over < 0:
+            slices = sliced.get((space, unit))
+            if slices is None:
+                slices = sliced[space, unit] = spans[space].slices(unit)
+            pieces.extend(map(getitem, sources, slices))
+        elif single and over == 0:
+            offsets = np.array(list(accumulate(spans[space].sizes, initial=0)), np.int64)
+            pieces.append(offsets.view(np.uint8))
         else:
-            np.concatenate(list(map(getitem, sources, slices)), out=out)
+            pieces.append(_rebased(sources, spans[over], spans[space]).view(np.uint8))
+    if at < starts[-1]:
+        pieces.append(_GAPS[starts[-1] - at])
+    return pieces
 
 
-def _rebase(sources: tuple[Array, ...], over: Span, into: Span, out: Array) -> None:
-    """Write the offsets of joined runs: each run's own, moved to where the run begins."""
-    out[0] = 0
+def _rebased(sources: tuple[Array, ...], over: Span, into: Span) -> Int64:
+    """Return the offsets of joined runs: each run's own, moved to where the run begins."""
+    out = np.zeros(over.total + 1, np.int64)
     at, base = 1, 0
     for source, lo, size, begin, inner in zip(
         sources, over.los, over.sizes, into.los, into.sizes, strict=True
@@ -134,3 +181,4 @@ def _rebase(sources: tuple[Array, ...], over: Span, into: Span, out: Array) -> N
         np.subtract(source[lo + 1 : lo + 1 + size], begin - base, out=out[at : at + size])
         at += size
         base += inner
+    return out

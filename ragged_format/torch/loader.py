@@ -138,7 +138,8 @@ class RaggedLoader:
         self._current: weakref.ref[_Epoch] | None = None
         self._delivered = Point(0)
         self._next_epoch = 0
-        self._pending: Point | None = None
+        # Asked for by load_state_dict, until a batch beyond it is delivered.
+        self._resumed: Point | None = None
 
     @property
     def schema(self) -> RaggedSchema:
@@ -163,7 +164,7 @@ class RaggedLoader:
         """Begin the next epoch, or the one that was set or resumed; ends an iteration before."""
         if (running := self._running()) is not None:
             running.supersede()
-        point = Point(self._next_epoch) if self._pending is None else self._pending
+        point = self._begin_at()
         self._next_epoch = point.epoch + 1
         self._delivered = point
         epoch = _Epoch(self, point)
@@ -178,10 +179,11 @@ class RaggedLoader:
         """
         if epoch < 0:
             raise LimitExceededError("an epoch is not negative", expected=">= 0", got=epoch)
-        if self._pending is None or self._pending.epoch != epoch:
-            self._pending = Point(epoch)
+        self._next_epoch = epoch
+        if self._resumed is not None and self._resumed.epoch != epoch:
+            self._resumed = None
         if self._running() is None:
-            self._delivered = self._pending
+            self._delivered = self._begin_at()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that the consumer got, as JSON values.
@@ -202,7 +204,8 @@ class RaggedLoader:
             The state belongs to other data or options; printed both sides.
         """
         point = parse(state, self._producer.identity)
-        self._pending = self._delivered = point
+        self._resumed = self._delivered = point
+        self._next_epoch = point.epoch + 1
         if (running := self._running()) is not None:
             running.restart(point)
 
@@ -226,9 +229,12 @@ class RaggedLoader:
         epoch = None if self._current is None else self._current()
         return epoch if epoch is not None and epoch.is_running else None
 
+    def _begin_at(self) -> Point:
+        return Point(self._next_epoch) if self._resumed is None else self._resumed
+
     def _note(self, after: Point) -> None:
+        self._resumed = None
         self._delivered = after
-        self._pending = None
 
 
 class _Epoch(Iterator[RaggedBatch]):

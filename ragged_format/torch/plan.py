@@ -91,6 +91,8 @@ class Plan:
         The first parts, which the host keeps when a batch moves to another device.
     index : dict of (kind, name) to int
         Position in `parts`.
+    moves : list of (space, nbytes, over)
+        Of each part; what gathering needs to know.
     """
 
     schema: RaggedSchema
@@ -99,14 +101,15 @@ class Plan:
     parts: tuple[Part, ...]
     num_host: int
     index: dict[tuple[Kind, str], int]
+    moves: list[tuple[int, int, int]]
 
     def layout(self, lengths: list[int]) -> Layout:
         """Return where parts of these lengths lie, end to end at multiples of 64 bytes."""
         starts = [0]
         end = 0
         mask = ALIGNMENT - 1
-        for part, length in zip(self.parts, lengths, strict=True):
-            end = (end + length * part.nbytes + mask) & ~mask
+        for (_, nbytes, _), length in zip(self.moves, lengths, strict=True):
+            end = (end + length * nbytes + mask) & ~mask
             starts.append(end)
         return Layout(starts, lengths)
 
@@ -140,7 +143,8 @@ def plan_of(schema: RaggedSchema) -> Plan:
             parts.append(_part("valid", column.name, torch.bool, axis))
     every = (*host, *rest)
     index = {(part.kind, part.name): number for number, part in enumerate(every)}
-    return Plan(schema, tuple(axes), tuple(spaces), every, len(host), index)
+    moves = [(part.space, part.nbytes, part.over) for part in every]
+    return Plan(schema, tuple(axes), tuple(spaces), every, len(host), index, moves)
 
 
 def _part(

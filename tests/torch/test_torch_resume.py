@@ -112,6 +112,29 @@ def test_set_epoch_after_loading_keeps_a_point_in_that_epoch(dataset_path):
     assert loader.state_dict()["epoch"] == 4
 
 
+def test_set_epoch_while_an_iteration_runs_is_for_the_next(dataset_path):
+    loader = RaggedLoader(dataset_path, 4, **OPTIONS)
+    epochs = [ids_of(loader) for _ in range(6)]
+    loader = RaggedLoader(dataset_path, 4, **OPTIONS)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(5)
+    assert loader.state_dict()["batches"] == 1
+    assert [batch.strings("sample_id") for batch in iterator] == epochs[0][1:]
+    assert ids_of(loader) == epochs[5]
+    state = {**loader.state_dict(), "epoch": 2, "position": 8, "batches": 2}
+    iterator = iter(loader)
+    loader.load_state_dict(state)
+    loader.set_epoch(4)
+    assert [batch.strings("sample_id") for batch in iterator] == epochs[2][2:]
+    assert ids_of(loader) == epochs[4]
+    assert ids_of(loader) == epochs[5]
+    iterator = iter(loader)
+    loader.load_state_dict(state)
+    assert [batch.strings("sample_id") for batch in iterator] == epochs[2][2:]
+    assert ids_of(loader) == epochs[3]
+
+
 def test_the_state_before_during_and_after(dataset_path):
     loader = RaggedLoader(dataset_path, 20, **OPTIONS)
 
