@@ -10,7 +10,7 @@ import zstandard
 from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
 from ragged_format.flatbuffer import Header, parse_header, prefix_size
 
-__all__ = ["ByteSource", "Message", "byte_source", "describe", "next_message"]
+__all__ = ["ByteSource", "Message", "byte_source", "describe", "next_head", "next_message"]
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Window that a zstd frame may ask for; the default levels of zstd stay below 8 MiB.
@@ -159,6 +159,33 @@ def byte_source(source: Any) -> ByteSource:
     return BufferSource(buffer)
 
 
+def next_head(source: ByteSource, prefix: bytes | memoryview, *, max_bytes: int) -> bytes | None:
+    """Return the head of the message that begins with the 8 bytes just read: mark to metadata.
+
+    Returns None for the end-of-stream mark.
+
+    Raises
+    ------
+    TruncatedError
+        The data ends inside the head.
+    LimitExceededError
+        The head is larger than `max_bytes`; nothing was allocated for it.
+    CorruptError
+        The bytes are not a mark and a size.
+    """
+    if len(prefix) < 8:
+        raise _cut("the first bytes", 8, len(prefix))
+    size = prefix_size(prefix)
+    if not size:
+        return None
+    if 8 + size > max_bytes:
+        raise _too_large(max_bytes, 8 + size)
+    metadata = source.read(size)
+    if len(metadata) < size:
+        raise _cut("the metadata", size, len(metadata))
+    return b"".join((prefix, metadata))
+
+
 def next_message(
     source: ByteSource, prefix: bytes | memoryview, *, max_bytes: int
 ) -> Message | None:
@@ -173,24 +200,18 @@ def next_message(
     CorruptError
         Its metadata is malformed.
     """
-    if len(prefix) < 8:
-        raise _cut("the first bytes", 8, len(prefix))
-    size = prefix_size(prefix)
-    if not size:
+    head = next_head(source, prefix, max_bytes=max_bytes)
+    if head is None:
         return None
-    if 8 + size > max_bytes:
-        raise _too_large(max_bytes, 8 + size)
-    metadata = source.read(size)
-    if len(metadata) < size:
-        raise _cut("the metadata", size, len(metadata))
-    header = parse_header(metadata)
-    if 8 + size + header.body_bytes > max_bytes:
-        raise _too_large(max_bytes, 8 + size + header.body_bytes)
+    flatbuffer = memoryview(head)[8:]
+    header = parse_header(flatbuffer)
+    if len(head) + header.body_bytes > max_bytes:
+        raise _too_large(max_bytes, len(head) + header.body_bytes)
     start = source.position
-    buffer = source.message(b"".join((prefix, metadata)), header.body_bytes)
+    buffer = source.message(head, header.body_bytes)
     if buffer is None:
         raise _cut("the body", header.body_bytes, source.position - start)
-    return Message(buffer, metadata, header)
+    return Message(buffer, flatbuffer, header)
 
 
 def _cut(part: str, expected: int, got: int) -> TruncatedError:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from ragged_format.byte_source import BufferSource, Message, describe, next_message
+from ragged_format.byte_source import BufferSource, Message, describe, next_head, next_message
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -369,10 +369,10 @@ class FileReader:
 
     def _read_schema(self, end: int) -> KnownSchema:
         source = BufferSource(self._buffer.slice(8, end - 8))
-        message = next_message(source, source.read(8), max_bytes=end)
-        if message is None:
+        head = next_head(source, source.read(8), max_bytes=end)
+        if head is None:
             raise CorruptError("the file has no schema", expected="a schema", got="the end")
-        return read_schema_message(message.buffer.to_pybytes())
+        return read_schema_message(head)
 
     def _read_trailer(self) -> Trailer:
         trailer = None

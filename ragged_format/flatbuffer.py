@@ -46,6 +46,8 @@ _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
 _i64 = struct.Struct("<q").unpack_from
 _prefix = struct.Struct("<4si")
+_fields = [struct.Struct(f"<{count}H").unpack_from for count in range(6)]
+_ABSENT = (0,) * 5
 
 
 class Header(NamedTuple):
@@ -186,13 +188,15 @@ def blocks_of(footer: bytes | memoryview) -> list[tuple[int, int]]:
 
 
 def _vtable(data: bytes | memoryview, table: int) -> tuple[int, ...]:
-    """Return the field positions of a table, at least five, 0 for an absent field."""
+    """Return the positions of a table's first five fields, 0 for an absent one."""
     start = table - _i32(data, table)[0]
     if start < 0:
         raise IndexError(start)
     size = _u16(data, start)[0]
-    fields = struct.unpack_from(f"<{max(size - 4, 0) // 2}H", data, start + 4)
-    return (*fields, 0, 0, 0, 0, 0)
+    # More fields than any table here needs are those of a newer Arrow.
+    count = min(max(size - 4, 0) // 2, 5)
+    fields: tuple[int, ...] = _fields[count](data, start + 4)
+    return fields + _ABSENT[count:]
 
 
 def _child(data: bytes | memoryview, table: int, field: int) -> int:

@@ -73,7 +73,7 @@ def known_schema(schema: pa.Schema) -> KnownSchema:
 
 
 def read_schema_message(message: bytes) -> KnownSchema:
-    """Return the schema that a whole schema message holds.
+    """Return the schema that a schema message holds; it has no body.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def read_schema_message(message: bytes) -> KnownSchema:
             )  # fmt: skip
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(message))
-        except (pa.ArrowException, OSError, ValueError) as err:
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as err:
             raise CorruptError(
                 "Arrow cannot decode the schema", expected="an Arrow schema", got=str(err)
             ) from err

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
-from ragged_format.byte_source import Message, byte_source, describe, next_message
+from ragged_format.byte_source import Message, byte_source, describe, next_head, next_message
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -78,16 +78,12 @@ class StreamWriter:
         *,
         validate: Validation = "off",
     ) -> None:
-        self._new: NewFile | None = None
-        self._sink: Any = sink
-        name = getattr(sink, "name", None)
-        if isinstance(sink, str | os.PathLike):
-            name = os.fspath(sink)
+        path = Path(sink) if isinstance(sink, str | os.PathLike) else None
+        name = getattr(sink, "name", None) if path is None else str(path)
         self._encoder = Encoder(schema, validate=validate, name=name)
-        if isinstance(sink, str | os.PathLike):
-            self._new = NewFile(Path(sink))
-            self._sink = self._new.file
-        self._raw = isinstance(self._sink, io.RawIOBase)
+        self._new = None if path is None else NewFile(path)
+        self._sink: Any = sink if self._new is None else self._new.file
+        self._raw = isinstance(sink, io.RawIOBase)
         self.trailer: Trailer | None = None
         self._put(self._encoder.known.message)
 
@@ -330,12 +326,12 @@ class StreamReader:
                 "the input is not an Arrow stream", expected="an Arrow IPC stream",
                 got=describe(prefix), remedy="open it with rf.open_source, or import it",
             )  # fmt: skip
-        message = next_message(self._source, prefix, max_bytes=self._max_message_bytes)
-        if message is None:
+        head = next_head(self._source, prefix, max_bytes=self._max_message_bytes)
+        if head is None:
             raise TruncatedError(
                 "the stream ends before its schema", expected="a schema", got="the end of stream"
             )
-        return read_schema_message(message.buffer.to_pybytes())
+        return read_schema_message(head)
 
     def _advance(self) -> pa.RecordBatch | None:
         source = self._source
