@@ -18,6 +18,7 @@ from support.containers import (
 )
 
 import ragged_format as rf
+from ragged_format.flatbuffer import blocks_of
 from ragged_format.testing import packed_batches, sample_batches, schemas, variants
 
 TINY = rf.sample_schema(vocab_size=100, columns=["group_id"])
@@ -286,6 +287,26 @@ def plain_file(path, batches, schema, **options):
     ):
         for batch, metadata in batches:
             writer.write_batch(batch, custom_metadata=metadata)
+
+
+def test_a_file_without_its_schema(path):
+    rf.write_file(path, tiny_batches())
+    data = bytearray(path.read_bytes())
+    data[12:16] = bytes(4)
+    replace(path, data)
+    with pytest.raises(rf.CorruptError, match="no schema"):
+        rf.read_file(path)
+
+
+@pytest.mark.parametrize("footer", [b"", bytes([8, 0, 0, 0, 0xFF, 0xFF, 0, 0] * 4)])
+def test_malformed_footers(footer):
+    with pytest.raises(rf.CorruptError, match="malformed"):
+        blocks_of(footer)
+
+
+def test_a_footer_without_batches():
+    # The root table at 8 has a vtable, at 4, without any field.
+    assert blocks_of(bytes([8, 0, 0, 0, 4, 0, 4, 0, 4, 0, 0, 0])) == []
 
 
 def test_files_of_other_writers(path):

@@ -251,6 +251,30 @@ class FullDisk(io.BytesIO):
         raise OSError(28, "no space left on device")
 
 
+class WriteOnly:
+    def __init__(self):
+        self.data = b""
+
+    def write(self, data):
+        self.data += data
+
+
+def test_a_sink_needs_write_only():
+    sink = WriteOnly()
+    rf.write_stream(sink, three_batches())
+    assert sink.data == stream_bytes(three_batches())
+
+
+class Broken(io.RawIOBase):
+    def readinto(self, out):
+        raise OSError(5, "input/output error")
+
+
+def test_errors_of_the_transport_pass_through():
+    with pytest.raises(OSError, match="input/output"):
+        rf.read_stream(Broken())
+
+
 def test_a_failing_flush_is_not_a_success():
     with pytest.raises(OSError, match="no space"):
         rf.write_stream(FullDisk(), three_batches())

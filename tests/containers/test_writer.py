@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.containers import equal, small_batch, small_schema, three_batches
 
 import ragged_format as rf
+from ragged_format.local_files import create
 
 
 def names(folder):
@@ -250,6 +251,26 @@ def test_lineage(path):
 def test_lineage_is_json(path, lineage):
     with pytest.raises(rf.SchemaMismatchError, match="RF-S009"):
         rf.Writer(path, small_schema(), lineage=lineage)
+
+
+def test_an_aborted_writer_removes_the_shard_under_way(path):
+    writer = rf.Writer(path, small_schema(), batch_rows=1)
+    writer.write(small_batch())
+    assert len(names(path)) == 2
+    writer.abort()
+    assert names(path) == []
+
+
+def test_an_exception_within_a_new_file_removes_it(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        fail_to_create(tmp_path / "a")
+    assert names(tmp_path) == []
+
+
+def fail_to_create(path):
+    with create(path) as file:
+        file.write(b"half")
+        raise RuntimeError("stop")
 
 
 def test_closing_and_aborting_again(path):
