@@ -32,9 +32,8 @@ __all__ = ["STDIN", "Line", "find_inputs", "read_lines", "total_bytes"]
 STDIN = "-"
 MAX_LINE_BYTES = 1 << 30
 _CHUNK = 1 << 18
-_SUFFIXES = (".jsonl", ".ndjson", ".json")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = ("", ".gz", ".zst")
-_NAMES = tuple(suffix + packed for suffix in _SUFFIXES for packed in _COMPRESSED)
 
 
 class Line(NamedTuple):
@@ -52,17 +51,30 @@ class Line(NamedTuple):
     record: Any
 
 
-def find_inputs(paths: Iterable[str]) -> list[str]:
-    """Return the files to read: a directory stands for all its JSON files, below it too, sorted.
+def find_inputs(paths: Iterable[str], suffixes: tuple[str, ...] = JSON_SUFFIXES) -> list[str]:
+    """Return the files to read: a directory stands for all such files in it, below it too, sorted.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        Files are taken whatever their names are.
+    suffixes : tuple of str
+        Names of files in directories end so; those of JSON also with .gz or .zst. Empty: a
+        directory is one input itself.
 
     Raises
     ------
     DatasetNotFoundError
         A path does not exist or a directory has no such file (``RF-C008``).
     """
+    names = tuple(
+        suffix + packed
+        for suffix in suffixes
+        for packed in (_COMPRESSED if suffix in JSON_SUFFIXES else ("",))
+    )
     out = []
     for path in paths:
-        if path == STDIN or Path(path).is_file():
+        if path == STDIN or Path(path).is_file() or (Path(path).is_dir() and not suffixes):
             out.append(path)
             continue
         if not Path(path).exists():
@@ -70,11 +82,11 @@ def find_inputs(paths: Iterable[str]) -> list[str]:
                 "there is no input file", where=Where(file=path), expected="a file or directory",
                 got="nothing", remedy="check the path",
             )  # fmt: skip
-        inside = sorted(str(p) for p in Path(path).rglob("*") if p.name.endswith(_NAMES))
+        inside = sorted(str(p) for p in Path(path).rglob("*") if p.name.endswith(names))
         if not inside:
             raise DatasetNotFoundError(
                 "the directory has no input file", where=Where(file=path),
-                expected="*.jsonl, *.ndjson or *.json, also .gz or .zst", got="none",
+                expected=", ".join("*" + name for name in names), got="none",
             )  # fmt: skip
         out.extend(inside)
     return out

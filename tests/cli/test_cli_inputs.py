@@ -144,6 +144,13 @@ def test_a_directory_stands_for_its_json_files_in_order(tmp_path):
     ]
 
 
+def test_a_directory_is_one_input_where_nothing_else_is_asked_for(tmp_path):
+    (tmp_path / "a.n").touch()
+    (tmp_path / "a.n.gz").touch()
+    assert find_inputs([str(tmp_path)], ()) == [str(tmp_path)]
+    assert find_inputs([str(tmp_path)], (".n",)) == [str(tmp_path / "a.n")]
+
+
 def test_a_named_file_is_read_whatever_its_name(tmp_path):
     (tmp_path / "log.txt").touch()
     assert find_inputs([str(tmp_path / "log.txt"), "-"]) == [str(tmp_path / "log.txt"), "-"]
