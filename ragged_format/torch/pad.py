@@ -8,6 +8,7 @@ along with counts on an accelerator, and nothing here waits for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -332,16 +333,22 @@ def _gather_rows(values: Tensor, starts: Tensor, counts: Tensor, width: int, fil
 
 
 def _exact(fill: float, dtype: torch.dtype) -> float:
-    if dtype.is_floating_point or dtype == torch.bool:
-        return fill
-    info = torch.iinfo(dtype)
-    if fill != int(fill) or not info.min <= fill <= info.max:
+    """Return the fill as the dtype holds it; raises ``RF-L001`` where it cannot."""
+    if dtype.is_floating_point:
+        low, high = torch.finfo(dtype).min, torch.finfo(dtype).max
+        fits = not math.isfinite(fill) or low <= fill <= high
+    else:
+        low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min,
+                                                        torch.iinfo(dtype).max)  # fmt: skip
+        fits = math.isfinite(fill) and fill == int(fill) and low <= fill <= high
+        fill = int(fill) if fits else fill
+    if not fits:
         raise LimitExceededError(
             "the dtype of the values cannot hold the fill",
-            expected=f"an integer in [{info.min}, {info.max}] for {dtype}", got=fill,
+            expected=f"a value of {dtype} in [{low}, {high}]", got=fill,
             remedy="pass another fill",
         )  # fmt: skip
-    return int(fill)
+    return fill
 
 
 def _device_counts(counts: Counts, device: torch.device) -> Tensor:

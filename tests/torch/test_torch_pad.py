@@ -247,10 +247,27 @@ def test_impossible_arguments(arguments, error):
         pad_ragged(**{"values": numbers(3), "counts": [1, 2], **arguments})
 
 
-def test_a_fill_that_the_type_cannot_hold_names_its_range():
+@pytest.mark.parametrize(
+    ("dtype", "fill", "range_text"),
+    [
+        (torch.uint8, -1, "[0, 255]"),
+        (torch.int8, 200, "[-128, 127]"),
+        (torch.bool, -1, "[0, 1]"),
+        (torch.float16, 1e6, "65504"),
+        (torch.int32, float("nan"), "[-2147483648, 2147483647]"),
+    ],
+)
+def test_a_fill_that_the_type_cannot_hold_names_its_range(dtype, fill, range_text):
     with pytest.raises(LimitExceededError, match="cannot hold the fill") as caught:
-        pad_ragged(numbers(3, torch.uint8), [1, 2])
-    assert "[0, 255]" in str(caught.value)
+        pad_ragged(numbers(3, dtype), [1, 2], fill=fill)
+    assert range_text in str(caught.value)
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), float("nan"), -1, 0.5])
+def test_floats_take_any_fill(fill):
+    table = pad_ragged(torch.ones(3, dtype=torch.float16), [1, 2], fill=fill)
+    assert table.dtype == torch.float16
+    assert str(table[0, 1].item()) == str(float(fill))
 
 
 def test_a_chunk_has_rows():
