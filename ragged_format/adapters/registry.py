@@ -8,6 +8,7 @@ registry only.
 from __future__ import annotations
 
 import inspect
+import json
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Reader:
         Empty: a path is given to `payloads` as it is, directory or not.
     window : int
         Payloads of one call of `to_samples`, at most.
+    needs_vocab_size : bool
+        False where payloads state it, so that ``--vocab-size`` may be left out.
     recognizes : callable, optional
         Tells whether a payload (of JSON: the record) has the form that this adapter reads. It is
         quick, raises nothing, and is false for the forms of other adapters.
@@ -64,6 +67,7 @@ class Reader:
     payloads: Callable[[str], Iterable[Any]] | None = None
     suffixes: tuple[str, ...] = JSON_SUFFIXES
     window: int = 256
+    needs_vocab_size: bool = True
     recognizes: Callable[[Any], bool] | None = None
 
 
@@ -178,9 +182,32 @@ def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def recognize(payload: Any) -> list[str]:
-    """Return the names of the adapters that recognize a payload as theirs."""
+    """Return the names of the adapters that recognize a payload as theirs.
+
+    A ``response`` that is JSON text or the text of an event stream is parsed first (of a stream,
+    the first event), so that adapters see objects.
+    """
+    payload = _parsed(payload)
     readers = ((name, adapter.reads) for name, adapter in all_adapters().items())
     return [name for name, r in readers if r and r.recognizes is not None and r.recognizes(payload)]
+
+
+def _parsed(payload: Any) -> Any:
+    """Return a payload with the text of its response parsed, as far as that goes."""
+    if not isinstance(payload, Mapping):
+        return payload
+    response = payload.get("response", payload.get("response_text"))
+    if isinstance(response, str):
+        response = response.encode(errors="surrogatepass")
+    if not isinstance(response, bytes):
+        return payload
+    text = response.strip()
+    if text.startswith(b"data:"):
+        text = text.partition(b"\n")[0].removeprefix(b"data:")
+    try:
+        return {**payload, "response": json.loads(text)}
+    except ValueError:
+        return payload
 
 
 def unrecognized(payload: Any, where: Where, *, expected: str | None = None) -> ConversionError:

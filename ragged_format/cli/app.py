@@ -15,6 +15,7 @@ from ragged_format import __version__
 from ragged_format.cli import plugins
 from ragged_format.cli.convert import convert
 from ragged_format.cli.demo import demo
+from ragged_format.cli.export import export
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail
 from ragged_format.cli.pack import pack
@@ -117,7 +118,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (convert, validate, inspect, pack, demo):
+for _command in (convert, validate, inspect, pack, export, demo):
     app.command()(_command)
 
 

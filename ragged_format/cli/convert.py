@@ -10,8 +10,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ragged_format.cli.engines import Conversion, WiderSchemaError, engine_names, load_engine
-from ragged_format.cli.inputs import STDIN, find_inputs, total_bytes
+from ragged_format.cli.adapter_options import AdapterOptions, chosen_options, list_adapters
+from ragged_format.cli.engines import (
+    Conversion,
+    WiderSchemaError,
+    detect,
+    engine_names,
+    find_files,
+)
+from ragged_format.cli.inputs import STDIN, total_bytes
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.cli.sinks import Mode, open_sink
 from ragged_format.codes import CODES
@@ -22,6 +29,7 @@ from ragged_format.validate import UniqueIds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ragged_format.adapters.registry import Reader
     from ragged_format.adapters.report import ConversionReport
 
 __all__ = ["convert", "convert_to", "report_renderables"]
@@ -36,7 +44,8 @@ def convert(
         typer.Argument(
             metavar="IN",
             show_default=False,
-            help="Files or directories of JSON or JSON lines, also .gz or .zst; - reads stdin.",
+            help="Files or directories: JSON or JSON lines, also .gz or .zst (- reads stdin), or "
+            "the adapter's own files.",
         ),
     ],
     target: Annotated[
@@ -46,17 +55,22 @@ def convert(
         ),
     ],
     engine: Annotated[
-        str, typer.Option("--from", metavar="ENGINE", help="Whose responses they are, e.g. vllm.")
-    ],
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Whose data it is, e.g. vllm; --list names all. Default: the first record tells.",
+        ),
+    ] = None,
     vocab_size: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--vocab-size",
             metavar="N",
             min=1,
             help="The model's vocab_size (config.json); can exceed the tokenizer's.",
         ),
-    ],
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -83,36 +97,57 @@ def convert(
         Literal["raise", "skip"],
         typer.Option("--on-error", help="Records that cannot be read, e.g. error answers."),
     ] = "raise",
+    options: AdapterOptions = None,
     mode: Annotated[
         Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
     ] = "error",
+    _listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            is_eager=True,
+            callback=list_adapters("reads"),
+            help="List what can be read, and exit.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Convert an engine's responses to a dataset of samples, and report what became of everything.
+    """Convert another system's data to a dataset of samples, and report what became of everything.
 
     Nothing is committed unless all of the input converts.
     """  # fmt: skip
-    to_samples = load_engine(engine)
-    if to_samples is None:
-        raise typer.BadParameter(
-            f"no such engine: {engine!r}. Supported: {', '.join(engine_names())}.",
-            param_hint="'--from'",
-        )
     out = Output(ctx, json=json, data_on_stdout=target == STDIN)
-    files = find_inputs(inputs)
-    options: dict[str, Any] = {
+    if engine is None:
+        engine = detect(inputs)
+    reader = _reader(engine)
+    if vocab_size is None and reader.needs_vocab_size:
+        raise typer.BadParameter("it must be known", param_hint="'--vocab-size'")
+    files = find_files(reader, inputs)
+    given: dict[str, Any] = {
         "vocab_size": vocab_size, "logprobs_mode": logprobs_mode, "on_error": on_error,
+        "columns": None if columns is None else [name for name in columns.split(",") if name],
         "on_missing_support": on_missing_support, "on_invalid_support": on_invalid_support,
     }  # fmt: skip
-    if columns is not None:
-        options["columns"] = [name for name in columns.split(",") if name]
-    conversion = Conversion(to_samples, files, options)
+    conversion = Conversion(
+        reader, files, chosen_options(ctx, reader.to_samples, given, options), name=engine
+    )
     lineage = {"converted_from": engine, "inputs": files}
     with out.progress("converting", total_bytes(files)) as advance:
         done = convert_to(target, conversion, advance, mode=mode, lineage=lineage)
     report, rows = done.report, done.report.samples.stored
     out.text(heading(f"{format_count(rows)} samples → {target}"), *report_renderables(report))
     out.result({"path": target, "inputs": files, "records": rows, "report": report.to_dict()})
+
+
+def _reader(name: str) -> Reader:
+    from ragged_format.adapters import registry
+
+    try:
+        return registry.choose_reader(name)
+    except ConversionError as err:
+        raise typer.BadParameter(
+            f"{err.what}: {name!r}. Supported: {', '.join(engine_names())}.", param_hint="'--from'"
+        ) from None
 
 
 def convert_to(

@@ -113,9 +113,10 @@ class _Demo:
         )
 
     def _convert(self) -> None:
-        from ragged_format.adapters.vllm import to_samples
+        from ragged_format.adapters.registry import choose_reader
 
-        conversion = Conversion(to_samples, [str(self.rollouts)], {"vocab_size": VOCAB_SIZE})
+        reader = choose_reader("vllm")
+        conversion = Conversion(reader, [str(self.rollouts)], {"vocab_size": VOCAB_SIZE})
         with self.stage("convert"):
             done = convert_to(
                 str(self.samples), conversion, lambda _: None,

@@ -1,24 +1,17 @@
-"""Conversion of engine output in files, in windows of bounded memory, whatever the engine.
+"""Conversion of other systems' data in files, in windows of bounded memory, whatever the system.
 
-An engine is a module of :mod:`ragged_format.adapters` with a function ``to_samples``, which takes
-records whose ``response`` is a mapping or JSON text.
+What there is to read, and how, says :mod:`ragged_format.adapters.registry`. It is imported when it
+is needed, since adapters import their parser.
 """
 
 from __future__ import annotations
 
-import json
-import pkgutil
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragged_format import adapters
-from ragged_format.adapters.report import ConversionReport
 from ragged_format.canonical import require_same
-from ragged_format.cli.inputs import Line, read_lines
+from ragged_format.cli.inputs import JSON_SUFFIXES, STDIN, Line, find_inputs, read_lines
 from ragged_format.errors import ConversionError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import sample_schema
@@ -28,41 +21,99 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["Conversion", "WiderSchemaError", "engine_names", "load_engine"]
+    from ragged_format.adapters.registry import Reader
+    from ragged_format.adapters.report import ConversionReport
+
+__all__ = ["Conversion", "WiderSchemaError", "detect", "engine_names", "find_files"]
 
 WINDOW_RECORDS = 256
 WINDOW_BYTES = 32 << 20
+# Errors that can mean that a record is of another system.
+_OTHER_FORM = frozenset({"RF-A001", "RF-A002", "RF-A006", "RF-A009", "RF-A010"})
 
 
 def engine_names() -> list[str]:
-    """Return the engines whose responses can be converted."""
-    names = [m.name for m in pkgutil.iter_modules(adapters.__path__) if m.name[0] != "_"]
-    return [name for name in names if load_engine(name) is not None]
+    """Return the names of the adapters that read something."""
+    from ragged_format.adapters import registry
+
+    return [name for name, adapter in registry.all_adapters().items() if adapter.reads is not None]
 
 
-def load_engine(name: str) -> Callable[..., pa.RecordBatch] | None:
-    """Return ``to_samples`` of an engine, or ``None`` if there is no such engine."""
-    path = f"{adapters.__name__}.{name}"
-    if not name.isidentifier() or name.startswith("_") or find_spec(path) is None:
-        return None
-    found = getattr(import_module(path), "to_samples", None)
-    return found if callable(found) else None
+def find_files(reader: Reader, paths: Sequence[str]) -> list[str]:
+    """Return what there is to read: files of the adapter's suffixes, found in directories too.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        A path does not exist or has no such file (``RF-C008``).
+    ConversionError
+        A pipe, of which only JSON lines can be read.
+    """
+    if reader.payloads is not None and STDIN in paths:
+        raise ConversionError(
+            "this form cannot be read from standard input", where=Where(file=STDIN),
+            expected="files", got=STDIN,
+        )  # fmt: skip
+    return find_inputs(paths, reader.suffixes)
+
+
+def detect(paths: Sequence[str]) -> str:
+    """Return the name of the adapter that recognizes the first record.
+
+    Raises
+    ------
+    ConversionError
+        None does, or more than one (``RF-A001``).
+    """
+    from ragged_format.adapters import registry
+
+    path = paths[0]
+    own = [
+        (name, adapter.reads)
+        for name, adapter in registry.all_adapters().items()
+        if adapter.reads is not None and adapter.reads.payloads is not None
+    ]
+    by_suffix = [(n, r) for n, r in own if r.suffixes and path.endswith(r.suffixes)]
+    if not path.endswith(JSON_SUFFIXES) and by_suffix:
+        if len(by_suffix) == 1:
+            return by_suffix[0][0]
+        raise ConversionError(
+            "the form is not certain", where=Where(file=path), expected="one form",
+            got=" or ".join(name for name, _ in by_suffix), remedy="name the form with --from",
+        )  # fmt: skip
+    if path == STDIN:
+        raise ConversionError(
+            "the form of a pipe is not known beforehand", where=Where(file=path),
+            expected=", ".join(engine_names()), got=None, remedy="name the form with --from",
+        )  # fmt: skip
+    line = next(read_lines(find_inputs([path])[:1], lambda _: None), None)
+    if line is None:
+        raise ConversionError(
+            "the input has no records", where=Where(file=path), expected="at least one", got="none"
+        )
+    record = parse_record(line)
+    found = registry.recognize(record)
+    if len(found) != 1:
+        raise registry.unrecognized(record, line.where)
+    return found[0]
 
 
 @dataclass
 class Conversion:
-    """Files of an engine's responses as batches of samples.
+    """Files of a system's payloads as batches of samples.
 
     Parameters
     ----------
-    to_samples : callable
-        Of the engine's adapter.
+    reader : Reader
+        Of the adapter.
     files : sequence of str
-        Paths of JSON or JSON lines, or ``-``.
+        As :func:`find_files` gives them.
     options : mapping
-        Arguments of `to_samples`, ``vocab_size`` among them.
+        Arguments of the adapter's ``to_samples``.
     schema : pyarrow.Schema, optional
         Exact schema of the result. ``None``: the columns that the records have.
+    name : str, optional
+        Of the adapter, for errors.
 
     Attributes
     ----------
@@ -70,13 +121,18 @@ class Conversion:
         Counts of the windows converted so far.
     """
 
-    to_samples: Callable[..., pa.RecordBatch]
+    reader: Reader
     files: Sequence[str]
     options: Mapping[str, Any]
     schema: pa.Schema | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
+        from ragged_format.adapters.registry import option_names
+        from ragged_format.adapters.report import ConversionReport
+
         self.report = ConversionReport()
+        self._takes_schema = "schema" in option_names(self.reader.to_samples)
 
     def batches(self, advance: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
         """Yield a batch for each window; all have :attr:`schema`, which the first one may set.
@@ -89,15 +145,15 @@ class Conversion:
             With the file and line of the record at fault.
         """
         is_exact = self.schema is not None
-        for window in _windows(read_lines(self.files, advance)):
-            report = ConversionReport()
+        for window in self._windows(advance):
+            report = type(self.report)()
             batch = self._call(window, self.schema if is_exact else None, report)
             if self.schema is None:
                 self.schema = batch.schema
             elif batch.schema != self.schema:
                 if _joined(self.schema, batch.schema) != self.schema:
                     raise WiderSchemaError
-                report = ConversionReport()
+                report = type(self.report)()
                 batch = self._call(window, self.schema, report)
             self.report += report
             yield batch
@@ -108,36 +164,77 @@ class Conversion:
         Converts everything once to find out.
         """
         schema = None
-        for window in _windows(read_lines(self.files, lambda _: None)):
+        for window in self._windows(lambda _: None):
             found = self._call(window, None, None).schema
             schema = found if schema is None else _joined(schema, found)
         return replace(self, schema=schema)
 
+    def _windows(self, advance: Callable[[int], None]) -> Iterator[list[Line]]:
+        if self.reader.payloads is None:
+            lines = read_lines(self.files, advance)
+        else:
+            lines = _payloads(self.reader.payloads, self.files, advance)
+        return _windows(lines, min(self.reader.window, WINDOW_RECORDS))
+
     def _call(
         self, window: list[Line], schema: pa.Schema | None, report: ConversionReport | None
     ) -> pa.RecordBatch:
-        options = dict(self.options) if schema is None else {**self.options, "schema": schema}
+        options = dict(self.options)
+        if schema is not None:
+            self._check_takes_schema(window)
+            options["schema"] = schema
         records = [parse_record(line) for line in window]
         try:
-            return self.to_samples(records, report=report, **options)
+            return self.reader.to_samples(records, report=report, **options)
         except ConversionError as err:
-            if err.where.row is not None:
-                line = window[err.where.row].where
-                err.where = replace(err.where, file=line.file, row=line.row)
+            if err.where.row is None:
+                raise
+            line = window[err.where.row].where
+            at = replace(err.where, file=line.file, row=line.row)
+            if err.code in _OTHER_FORM:
+                self._check_form(records[err.where.row], at, err)
+            err.where = at
             raise
+
+    def _check_form(self, record: Any, where: Where, err: ConversionError) -> None:
+        """Raise if the record that caused an error is of another system."""
+        from ragged_format.adapters import registry
+
+        found = registry.recognize(record)
+        if found and self.name is not None and self.name not in found:
+            expected = f"{self.name}, as all of the input"
+            raise registry.unrecognized(record, where, expected=expected) from err
+
+    def _check_takes_schema(self, window: list[Line]) -> None:
+        if not self._takes_schema:
+            raise ConversionError(
+                "the columns of this form cannot be chosen, and they differ", code="RF-A011",
+                where=window[0].where, expected="the same columns in all payloads", got="others",
+                remedy="convert payloads with the same fields together",
+            )  # fmt: skip
 
 
 class WiderSchemaError(Exception):
     """A window has columns that earlier ones lack; see :meth:`Conversion.widest`."""
 
 
-def _windows(lines: Iterator[Line]) -> Iterator[list[Line]]:
+def _payloads(
+    read: Callable[[str], Any], files: Sequence[str], advance: Callable[[int], None]
+) -> Iterator[Line]:
+    for file in files:
+        for row, payload in enumerate(read(file)):
+            yield Line(Where(file=file, row=row), payload)
+        if Path(file).is_file():
+            advance(Path(file).stat().st_size)
+
+
+def _windows(lines: Iterator[Line], limit: int) -> Iterator[list[Line]]:
     window: list[Line] = []
     size = 0
     for line in lines:
         window.append(line)
         size += len(line.record) if isinstance(line.record, bytes) else 0
-        if len(window) >= WINDOW_RECORDS or size >= WINDOW_BYTES:
+        if len(window) >= limit or size >= WINDOW_BYTES:
             yield window
             window, size = [], 0
     if window:
@@ -145,43 +242,24 @@ def _windows(lines: Iterator[Line]) -> Iterator[list[Line]]:
 
 
 def parse_record(line: Line) -> Any:
-    """Return the record of a line; where simdjson is installed, its response as JSON text.
-
-    Adapters read that text faster than the objects that ``json`` would make of it.
+    """Return the record of a line, its big lists as arrays.
 
     Raises
     ------
     ConversionError
         The line is not JSON.
     """
+    from ragged_format.adapters import read_record
+
     if not isinstance(line.record, bytes):
         return line.record
-    if (simdjson := _simdjson()) is not None:
-        with suppress(ValueError, RuntimeError):  # what it refuses, json judges
-            document = simdjson.Parser().parse(line.record)
-            if isinstance(document, simdjson.Object):
-                return {key: _plain(key, document[key]) for key in document}
     try:
-        return json.loads(line.record)
+        return read_record(line.record)
     except ValueError as err:
         raise ConversionError(
             "a line is not JSON", where=line.where, expected="one JSON object a line", got=err,
             remedy="a file that holds one JSON document ends in .json",
         ) from err  # fmt: skip
-
-
-def _plain(key: str, value: Any) -> Any:
-    if hasattr(value, "as_dict"):
-        return value.mini if key == "response" else value.as_dict()
-    return value.as_list() if hasattr(value, "as_list") else value
-
-
-@cache
-def _simdjson() -> Any:
-    try:
-        return import_module("simdjson")
-    except ImportError:
-        return None
 
 
 def _joined(first: pa.Schema, second: pa.Schema) -> pa.Schema:

@@ -2,15 +2,14 @@
 
 import gzip
 import json
-import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
 import ragged_format as rf
-from ragged_format.adapters import vllm
+from ragged_format.adapters import registry, vllm
 from ragged_format.cli import engines
-from ragged_format.cli.engines import engine_names, load_engine
 from ragged_format.codes import CODES
 from ragged_format.testing import assert_ragged_equal
 
@@ -250,12 +249,6 @@ def test_an_unknown_engine_is_a_usage_error_that_lists_the_known(invoke, tmp_pat
     assert "vllm" in done.stderr
 
 
-def test_engines_are_the_adapters_that_give_samples():
-    assert "vllm" in engine_names()
-    assert "report" not in engine_names()
-    assert load_engine("vllm") is vllm.to_samples
-
-
 @pytest.mark.parametrize(
     "words", [("--from", "vllm"), ("--vocab-size", "0"), ("--vocab-size", "x")]
 )
@@ -291,18 +284,43 @@ TRICKY = [
 ]
 
 
-def test_lines_mean_the_same_with_and_without_simdjson(invoke_json, tmp_path, monkeypatch):
-    source = write(tmp_path / "a.jsonl", TRICKY)
-    invoke_json(*VLLM, source, tmp_path / "with")
-    monkeypatch.setattr(engines, "_simdjson", lambda: None)
-    invoke_json(*VLLM, source, tmp_path / "without")
-    fast, slow = rf.Dataset(tmp_path / "with")[:], rf.Dataset(tmp_path / "without")[:]
-    assert_ragged_equal(fast, slow)
-    assert_ragged_equal(fast, vllm.to_samples(TRICKY, vocab_size=10))
+def test_lines_mean_what_json_says(invoke_json, tmp_path):
+    invoke_json(*VLLM, write(tmp_path / "a.jsonl", TRICKY), tmp_path / "out")
+    assert_ragged_equal(rf.Dataset(tmp_path / "out")[:], vllm.to_samples(TRICKY, vocab_size=10))
 
 
-def test_simdjson_may_be_missing(monkeypatch):
-    engines._simdjson.cache_clear()
-    monkeypatch.setitem(sys.modules, "simdjson", None)
-    assert engines._simdjson() is None
-    engines._simdjson.cache_clear()
+@pytest.fixture
+def other_system(monkeypatch):
+    """An adapter whose payloads are no JSON, and that has few options."""
+
+    def payloads(path):
+        yield from map(int, Path(path).read_text().split())
+
+    def to_samples(numbers, *, vocab_size, schema=None, on_error="raise", report=None):
+        records = [record(number) for number in numbers]
+        return vllm.to_samples(records, vocab_size=vocab_size, report=report)
+
+    reader = registry.Reader(to_samples=to_samples, payloads=payloads, suffixes=(".n",), window=2)
+    monkeypatch.setattr(registry, "choose_reader", lambda name: reader)
+
+
+def test_payloads_that_an_adapter_reads_itself(invoke_json, tmp_path, other_system):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.n").write_text("0 1 2")
+    (folder / "b.n").write_text("3")
+    (folder / "c.json").write_text("nothing to read here")
+    words = ("convert", "--from", "other", "--vocab-size", "10")
+    found = invoke_json(*words, folder, tmp_path / "out")
+    assert found["inputs"] == [str(folder / "a.n"), str(folder / "b.n")]
+    expected = vllm.to_samples([record(n) for n in range(4)], vocab_size=10)
+    assert_ragged_equal(rf.Dataset(tmp_path / "out")[:], expected)
+
+
+def test_an_option_that_the_adapter_lacks_is_wrong_usage(invoke, tmp_path, other_system):
+    (tmp_path / "a.n").write_text("0")
+    words = ("convert", "--from", "other", "--vocab-size", "10", tmp_path / "a.n", tmp_path / "out")
+    done = invoke(*words, "--logprobs-mode", "raw")
+    assert done.exit_code == 2
+    assert "--logprobs-mode" in done.stderr
+    assert invoke(*words, "--on-error", "skip").exit_code == 0
