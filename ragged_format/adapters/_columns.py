@@ -61,6 +61,7 @@ class Options:
     on_missing_log_prob: Policy
     heads: int | None
     policy_version: Mapping[str, int] | int | None
+    on_error: str
 
     def wanted(self, choices: Sequence[Choice]) -> Wanted:
         """Return the columns asked for, or those that `choices` have."""
@@ -222,7 +223,10 @@ def make_options(
     if parsed is not None:
         _check_asked(parsed, mode)
     named = {option: POLICIES[POLICIES.index(p)] for option, p in policies.items()}
-    return Options(vocab_size, mode, parsed, heads=heads, policy_version=policy_version, **named)
+    return Options(
+        vocab_size, mode, parsed, heads=heads, policy_version=policy_version, on_error=on_error,
+        **named,
+    )  # fmt: skip
 
 
 def _check_asked(schema: RaggedSchema, mode: LogProb) -> None:

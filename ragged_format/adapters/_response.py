@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,16 @@ import numpy as np
 from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD
 from ragged_format.adapters._experts import decode_experts
+from ragged_format.adapters._records import (
+    check_length,
+    check_usage,
+    count_unread,
+    find_request_id,
+    in_record,
+    record_value,
+    to_json,
+    whole,
+)
 from ragged_format.adapters._values import (
     Rows,
     as_float_rows,
@@ -20,7 +29,6 @@ from ragged_format.adapters._values import (
     as_log_probs,
     as_rows,
     malformed,
-    plain,
 )
 from ragged_format.errors import ConversionError, Where
 
@@ -147,7 +155,7 @@ def read_choices(
         tokens or no request id (``RF-A010``).
     """
     asked = _Asked.of(record)
-    request_id = _request_id(record, asked.request, response, where)
+    request_id = find_request_id((response, record, asked.request), where)
     prompt_ids = _prompt_ids(asked.request, response, where)
     given = list(response["choices"])
     facts = _provenance(response, asked.sampling, engine_version, record)
@@ -155,7 +163,7 @@ def read_choices(
     shared = {
         "group_id": group if group_of is None else group_of(record),
         "temperature": asked.sampling.get("temperature"),
-        "provenance": _json(facts, where, "sampling_params"),
+        "provenance": to_json(facts, where, "sampling_params"),
     }
     per_choice = [name for name in FROM_RECORD if record.get(name) is not None]
     choices = []
@@ -182,15 +190,15 @@ def read_choices(
                 unread["choice.routed_experts"] += 1
         values = shared | {"finish_reason": choice.get("finish_reason")}
         for name in per_choice:
-            values[name] = _record_value(record, name, position, len(given), where)
+            values[name] = record_value(record, name, position, len(given), where)
         if (stopped := choice.get("stop_reason")) is not None:
-            values["provenance"] = _json(facts | {"stop_reason": stopped}, where, "stop_reason")
+            values["provenance"] = to_json(facts | {"stop_reason": stopped}, where, "stop_reason")
         out.record_values = values
         choices.append(out)
-        _count_unread(unread, choice, _CHOICE_READ, "choice.")
-    _check_usage(response.get("usage"), prompt_ids, choices, where)
-    _count_unread(unread, response, _RESPONSE_READ, "response.")
-    _count_unread(unread, record, _RECORD_READ, "record.")
+        count_unread(unread, choice, _CHOICE_READ, "choice.")
+    check_usage(response.get("usage"), prompt_ids, choices, where)
+    count_unread(unread, response, _RESPONSE_READ, "response.")
+    count_unread(unread, record, _RECORD_READ, "record.")
     return choices
 
 
@@ -216,40 +224,15 @@ class _Asked:
             sampling,
             any(source.get(key) for source in (sampling, request) for key in _MASK_REQUESTS),
             sampling.get("logprobs") is not None,
-            _whole(sampling.get("top_k")),
-            _whole(sampling.get(_ROUTED_START)) or 0,
+            whole(sampling.get("top_k")),
+            whole(sampling.get(_ROUTED_START)) or 0,
         )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _request_id(
-    record: Mapping[str, Any],
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
-    where: Where,
-) -> str:
-    for source in (response, record, request):
-        value = source.get("request_id")
-        if isinstance(value, str) and value:
-            return value
-    raise ConversionError(
-        "a sample has no identity", code="RF-A010", where=where,
-        expected="a string 'request_id' in the response, the record or the request", got=None,
-        remedy="put the request's id into the record as 'request_id'",
-    )  # fmt: skip
-
-
-def _in_record(where: Where, column: str, position: int | None = None) -> Where:
-    return Where(where.file, row=where.row, column=column, position=position)
 
 
 def _prompt_ids(request: Mapping[str, Any], response: Mapping[str, Any], where: Where) -> Int64:
     sources = [(response, "prompt_token_ids"), (request, "token_ids")]
     found = [
-        as_ids(source[field], partial(_in_record, where, field))
+        as_ids(source[field], partial(in_record, where, field))
         for source, field in sources
         if source.get(field) is not None
     ]
@@ -275,7 +258,7 @@ def _read_support(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> None
     if mask is None:
         return
     out.support = rows = as_rows(mask, partial(out.place, "sampling_mask"))
-    _check_length(out, "sampling_mask", len(rows.counts))
+    check_length(out, "sampling_mask", len(rows.counts))
     mass = choice.get("sampling_mask_logprobs")
     if mass is not None:
         place = partial(out.place, "sampling_mask_logprobs")
@@ -298,7 +281,7 @@ def _read_log_probs(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> No
     if content is None:
         return
     parsed = as_log_probs(content, partial(out.place, "logprobs"))
-    _check_length(out, "logprobs", len(parsed.values))
+    check_length(out, "logprobs", len(parsed.values))
     if parsed.ids is not None and not np.array_equal(parsed.ids, out.token_ids):
         first = int(np.argmax(parsed.ids != out.token_ids))
         raise ConversionError(
@@ -309,22 +292,13 @@ def _read_log_probs(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> No
     out.log_probs = parsed
 
 
-def _check_length(out: Choice, field: str, length: int) -> None:
-    if length != len(out.token_ids):
-        raise ConversionError(
-            f"{field} has one element per generated token", code="RF-A006", where=out.place(field),
-            expected=len(out.token_ids), got=length,
-            remedy="the columns of this choice are not aligned; do not cut or pad them",
-        )  # fmt: skip
-
-
 def _versions(out: Choice, choice: Mapping[str, Any]) -> list[VersionSpan]:
     spans = choice.get("weight_versions") or ()
     try:
         found = [VersionSpan(str(s["version"]), s["start"], s["end"]) for s in spans]
     except (KeyError, TypeError):
         found = [VersionSpan("", -1, -1)]
-    if any(_whole(span.start) is None or _whole(span.end) is None for span in found) or (
+    if any(whole(span.start) is None or whole(span.end) is None for span in found) or (
         found and found[0].start < 0
     ):
         malformed(
@@ -332,25 +306,6 @@ def _versions(out: Choice, choice: Mapping[str, Any]) -> list[VersionSpan]:
             "objects of version, start >= 0, end", spans,
         )  # fmt: skip
     return found
-
-
-def _record_value(
-    record: Mapping[str, Any], name: str, position: int, size: int, where: Where
-) -> Any:
-    """Return one of the record's own values; a list has one value per choice."""
-    value = record[name]
-    if isinstance(value, list | tuple | np.ndarray):
-        if len(value) != size:
-            raise ConversionError(
-                f"a list of {name} has one value per choice", code="RF-A006",
-                where=Where(where.file, row=where.row, column=name), expected=size, got=len(value),
-            )  # fmt: skip
-        value = value[position]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if name == "metrics" and isinstance(value, Mapping):
-        return _json(value, where, name)
-    return value
 
 
 def _provenance(
@@ -368,38 +323,3 @@ def _provenance(
     }
     known = {key: value for key, value in facts.items() if value is not None}
     return known | {"sampling": dict(sampling)}
-
-
-def _json(value: Any, where: Where, field: str) -> str:
-    """Return canonical JSON; raises where the value is of another type, NaN or infinite."""
-    try:
-        return json.dumps(
-            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-            default=plain,
-        )  # fmt: skip
-    except (TypeError, ValueError) as err:
-        malformed(f"{field} are JSON values", _in_record(where, field), "JSON values", err)
-
-
-def _check_usage(usage: Any, prompt: Int64, choices: Sequence[Choice], where: Where) -> None:
-    if not isinstance(usage, Mapping):
-        return
-    have = {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": sum(len(choice.token_ids) for choice in choices),
-    }
-    for key, count in have.items():
-        if (told := usage.get(key)) is not None and told != count:
-            raise ConversionError(
-                f"usage.{key} counts the tokens of the response", code="RF-A006", where=where,
-                expected=told, got=count,
-                remedy="the response lacks tokens or choices that the engine generated",
-            )  # fmt: skip
-
-
-def _count_unread(
-    unread: Counter[str], source: Mapping[str, Any], read: frozenset[str], prefix: str
-) -> None:
-    for key in source.keys() - read:
-        if source[key] is not None:
-            unread[prefix + key] += 1

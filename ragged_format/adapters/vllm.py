@@ -7,36 +7,24 @@ one mode per call, heads are exact prefixes of the sampler's ranking, nothing is
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ragged_format.adapters._assemble import assemble
-from ragged_format.adapters._columns import ROUTED_EXPERTS, Options, make_options
-from ragged_format.adapters._json import read_many
+from ragged_format.adapters._columns import ROUTED_EXPERTS, make_options
+from ragged_format.adapters._engine import Answer, GroupId, convert
 from ragged_format.adapters._response import check_response, read_choices
-from ragged_format.adapters._stream import is_stream, read_stream
-from ragged_format.adapters._values import malformed
+from ragged_format.adapters._stream import read_stream
 from ragged_format.adapters.registry import Adapter, Reader
-from ragged_format.adapters.report import ConversionReport
-from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ragged_format.adapters._choice import Choice
     from ragged_format.adapters._targets import Policy
+    from ragged_format.adapters.report import ConversionReport
     from ragged_format.schema import Column
 
 __all__ = ["ADAPTER", "to_samples"]
-
-# JSON texts that are parsed together.
-_WINDOW_BYTES = 1 << 20
-_WINDOW_RECORDS = 1024
-_TEXT = object()
-
-GroupId = str | Callable[[Mapping[str, Any]], str | None]
-"""Key of the record that holds the group, or a function of the record."""
 
 
 def to_samples(
@@ -142,95 +130,19 @@ def to_samples(
         },
         on_error=on_error, heads=heads, policy_version=policy_version,
     )  # fmt: skip
-    counts = ConversionReport()
-    choices: list[Choice] = []
-    for number, (record, response) in enumerate(_with_responses(records)):
-        counts.responses.taken += 1
-        unread: Counter[str] = Counter()
-        try:
-            found = _read(record, response, number, options, group_id, engine_version, unread)
-        except ConversionError as err:
-            if on_error == "raise":
-                raise
-            counts.responses.drop(err.code)
-            continue
-        counts.responses.stored += 1
-        counts.unread += unread
-        choices += found
-    batch = assemble(choices, options, counts)
-    counts.add_to(report)
-    return batch
 
-
-def _read(
-    record: Any,
-    response: Any,
-    number: int,
-    options: Options,
-    group_id: GroupId | None,
-    engine_version: str | None,
-    unread: Counter[str],
-) -> list[Choice]:
-    if not isinstance(record, Mapping):
-        malformed("a record is a mapping", Where(row=number), "request and response", record)
-    name = record.get("source", record.get("name"))
-    where = Where(file=name if isinstance(name, str) else None, row=number)
-    mode = record.get("logprobs_mode")
-    if mode is not None and mode not in (options.mode.mode, f"{options.mode.mode}_logprobs"):
-        raise ConversionError(
-            "a record is of another log-prob mode than the call", code="RF-A007", where=where,
-            expected=options.mode.mode, got=mode,
-            remedy="convert records of one mode per call, and pass their logprobs_mode",
+    def read(answer: Answer) -> list[Choice]:
+        response = answer.response
+        if isinstance(response, bytes):
+            response = read_stream(response, answer.where)
+        check_response(answer.record, response, answer.where)
+        return read_choices(
+            answer.record, response, answer.where, unread=answer.unread,
+            group_of=answer.group_of(group_id), engine_version=engine_version,
+            with_experts=options.schema is None or ROUTED_EXPERTS in options.schema,
         )  # fmt: skip
-    if isinstance(response, ValueError):
-        malformed("a response is JSON", where, "JSON, or an event stream", str(response))
-    if isinstance(response, bytes):
-        response = read_stream(response, where)
-    check_response(record, response, where)
-    if group_id is None:
-        group_of = (lambda r: r["group_id"]) if "group_id" in record else None
-    else:
-        group_of = group_id if callable(group_id) else (lambda r: r.get(group_id))
-    return read_choices(
-        record, response, where, unread=unread, group_of=group_of, engine_version=engine_version,
-        with_experts=options.schema is None or ROUTED_EXPERTS in options.schema,
-    )  # fmt: skip
 
-
-def _with_responses(records: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each record with its response: JSON text parsed, a stream as bytes, or a ValueError."""
-    window: list[tuple[Any, Any]] = []
-    texts: list[bytes] = []
-    size = 0
-    for record in records:
-        response, is_text = _response(record)
-        window.append((record, _TEXT if is_text else response))
-        if is_text:
-            texts.append(response)
-            size += len(response)
-        if size >= _WINDOW_BYTES or len(window) >= _WINDOW_RECORDS:
-            yield from _parsed(window, texts)
-            window, texts, size = [], [], 0
-    yield from _parsed(window, texts)
-
-
-def _parsed(window: list[tuple[Any, Any]], texts: list[bytes]) -> Iterator[tuple[Any, Any]]:
-    values = iter(read_many(texts))
-    for record, response in window:
-        yield record, next(values) if response is _TEXT else response
-
-
-def _response(record: Any) -> tuple[Any, bool]:
-    """Return the response, text as bytes, and whether it is JSON text."""
-    if not isinstance(record, Mapping):
-        return None, False
-    response = record.get("response", record.get("response_text"))
-    if isinstance(response, str):
-        response = response.encode(errors="surrogatepass")
-    if not isinstance(response, bytes | bytearray | memoryview):
-        return response, False
-    text = bytes(response)
-    return text, not is_stream(text)
+    return convert(records, read, options, report)
 
 
 def _recognizes(record: Any) -> bool:
