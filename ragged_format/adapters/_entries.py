@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragged_format.adapters import _numbers
+from ragged_format.adapters import _simd
 from ragged_format.adapters._values import Entries
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_entries(text: bytes) -> EntryList | None:
         with_e, bare = bare[1:], bare[1:].replace(b",e", b",")
         if len(with_e) - len(bare) != entries - 1:
             return None  # a value begins with e
-    numbers = _numbers.doubles(bare)
+    numbers = _simd.doubles(bare)
     if numbers is None or len(numbers) != 3 * entries:
         return None
     table = numbers.reshape(tokens, width + 1, 3)

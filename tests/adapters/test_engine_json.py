@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.vllm_rollouts import as_bytes, choice, deltas, entry, record, recorded
 
-from ragged_format.adapters import _entries, _json, _numbers
+from ragged_format.adapters import _entries, _json, _simd
 from ragged_format.adapters._json import read_json
 from ragged_format.adapters._values import LogProbs, Rows, as_ids, as_log_probs, as_rows, plain
 from ragged_format.errors import ConversionError, Where
@@ -71,7 +72,11 @@ def same(text):
 
 
 def is_fast(text):
-    return _json._read_fast(text) is not None
+    try:
+        _json._read_fast(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def small():
@@ -95,9 +100,9 @@ def test_recorded_responses_are_read_fast_and_equal(separators):
         text = as_bytes(item, separators)["response"]
         same(text)
         if not is_fast(text):
-            slow.add(item["category"])
-    # What has no token ids in it, and the errors.
-    assert slow == {"openai_endpoints", "variants"}
+            slow.add(item["name"])
+    # A bracket in a text looks like a list.
+    assert slow == {"text_mode_logprobs5"}
     for item in recorded("grpo_groups", "raw_prompts", "multi_turn"):
         assert is_fast(as_bytes(item, separators)["response"])
 
@@ -348,13 +353,15 @@ def test_generated_text_is_what_json_says(text):
     same(text)
 
 
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1), min_size=1))
+@given(st.lists(st.lists(st.integers(0, 2**32)), min_size=1))
 def test_rows_of_any_ids_are_read_fast(lists):
-    text = json.dumps(lists, separators=(",", ":")).encode()[1:-1]
-    values, counts, starts = _numbers.rows(text)
-    assert values.tolist() == [item for row in lists for item in row]
-    assert counts.tolist() == [len(row) for row in lists]
-    assert [text[start : start + 1] for start in starts] == [b"["] * len(lists)
+    text = json.dumps({"sampling_mask": lists}).encode()
+    rows = read_json(text)["sampling_mask"]
+    assert isinstance(rows, Rows)
+    assert rows.values.tolist() == [item for row in lists for item in row]
+    assert rows.counts.tolist() == [len(row) for row in lists]
+    small = max((item for row in lists for item in row), default=0) < 2**31
+    assert rows.values.dtype == (np.int32 if small else np.int64)
 
 
 @given(st.integers(1, 5), st.lists(st.floats(-1e30, 0), min_size=6, max_size=30))
@@ -384,27 +391,35 @@ def test_streams_are_read_as_one_document():
 
 
 def test_everything_is_the_same_without_simdjson(monkeypatch):
-    texts = [as_bytes(item)["response"] for item in recorded("triton_topk_kernel", "abort")
-             if isinstance(item["response"], dict)]  # fmt: skip
+    texts = [
+        as_bytes(item)["response"]
+        for item in recorded("triton_topk_kernel", "abort")
+        if isinstance(item["response"], dict)
+    ]
     with_simdjson = [outcome(read_json, text) for text in texts]
-    monkeypatch.setattr(_numbers, "simdjson", None)
+    monkeypatch.setattr(_simd, "simdjson", None)
     assert [outcome(read_json, text) for text in texts] == with_simdjson
-    assert is_fast(texts[0])
-    for text in (
-        b'{"token_ids":[true]}', b'{"token_ids":[1,]}', b'{"token_ids":[36893488147419103232]}',
-        b'{"token_ids":[1,[2]]}', b'{"sampling_mask":[[36893488147419103232]]}',
-        b'{"logprobs":{"content":[' + ENTRY.replace(b"-0.5", b"-1e400") + b"]}}",
-    ):  # fmt: skip
-        same(text)
+    assert isinstance(read_json(texts[0])["choices"][0]["logprobs"]["content"], LogProbs)
+    for number in (b"-1e400", b"true", b"36893488147419103232", b"-0.5,", b"1" * 5000, b"-0.25"):
+        same(b'{"logprobs":{"content":[' + ENTRY.replace(b"-0.5", number) + b"]}}")
+    same(b'{"logprobs":{"content":"x"},"content":3}')
 
 
 def test_the_package_works_where_simdjson_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "simdjson", None)
-    name = _numbers.__name__
+    name = _simd.__name__
     monkeypatch.delitem(sys.modules, name)
-    fresh = __import__(name, fromlist=["integers"])
-    assert fresh.simdjson is None
-    assert fresh.integers(b"1,2").tolist() == [1, 2]
+    fresh = __import__(name, fromlist=["doubles"])
+    assert not fresh.is_available()
+    assert fresh.doubles(b"1,2").tolist() == [1.0, 2.0]
+
+
+def test_threads_read_at_once():
+    text = json.dumps(small()).encode()
+    expected = canon(read_json(text))
+    with ThreadPoolExecutor(4) as pool:
+        values = list(pool.map(lambda _: canon(read_json(text)), range(40)))
+    assert values == [expected] * 40
 
 
 def bad(texts):
