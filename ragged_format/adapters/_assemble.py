@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ragged_format.adapters._choice import Choice
+    from ragged_format.adapters._columns import Wanted
     from ragged_format.adapters.report import ConversionReport, Ledger
 
 __all__ = ["assemble"]
@@ -94,6 +95,7 @@ def assemble(
         mixed_versions=versions.is_mixed,
         experts=shape,
     )
+    _place_further(choices, wanted, arrays)
     arrays["target_flags"] = targets.flags
     arrays["policy_versions"] = _target_versions(choices, schema, versions.by_target)
     if ROUTED_EXPERTS in schema:
@@ -101,7 +103,7 @@ def assemble(
     batch = _batch(choices, schema, arrays, targets, versions.oldest)
 
     for name in ALWAYS:
-        if name in schema:
+        if name in schema and name in options.always:
             report.noted[f"{name}_unknown"] += batch.column(name).null_count
     _count(targets, choices, schema, report)
     _count_sets(targets, support, report)
@@ -140,24 +142,38 @@ def _target_versions(choices: Sequence[Choice], schema: RaggedSchema, by_target:
 
 
 def _place_tokens(choices: Sequence[Choice], vocab_size: int, arrays: Arrays) -> None:
-    parts = [part for choice in choices for part in (choice.prompt_ids, choice.token_ids)]
+    parts = [part for choice in choices for part in choice.runs()]
     ids = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     lengths = np.array([len(part) for part in parts], np.int64)
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
         first = int(np.argmax((ids < 0) | (ids >= vocab_size)))
-        part = int(offsets_of(lengths).searchsorted(first, side="right")) - 1
-        position = first - int(lengths[:part].sum())
-        choice = choices[part // 2]
-        where = choice.place("token_ids", position)
-        if part % 2 == 0:
-            where = replace(choice.where, column="prompt_token_ids", position=position)
+        offsets = offsets_of(np.array([choice.num_tokens for choice in choices], np.int64))
+        number = int(offsets.searchsorted(first, side="right")) - 1
+        where = choices[number].place_token(first - int(offsets[number]))
         raise ConversionError(
             "a token id is outside the vocabulary", code="RF-A005", where=where,
             expected=f"0 <= id < {vocab_size}", got=int(ids[first]),
             remedy="pass the model's vocab_size, not the tokenizer's",
         )  # fmt: skip
     arrays["input_ids"] = ids
-    arrays["completion_mask"] = np.repeat(np.arange(len(parts), dtype=np.uint8) % 2, lengths)
+    arrays["completion_mask"] = np.repeat(np.arange(len(parts)) % 2, lengths).astype(np.uint8)
+
+
+def _place_further(choices: Sequence[Choice], wanted: Wanted, arrays: Arrays) -> None:
+    for parts in ("token_values", "target_values"):
+        names = {name for choice in choices for name in getattr(choice, parts)}
+        for name in sorted(names):
+            if name not in wanted:
+                continue
+            for choice in choices:
+                if name not in getattr(choice, parts):
+                    raise ConversionError(
+                        "a field is given for all samples of a call or for none", code="RF-A006",
+                        where=replace(choice.where, column=name), expected="values", got=None,
+                        remedy="convert samples with and without it apart, or leave it out of "
+                        "columns=",
+                    )  # fmt: skip
+            arrays[name] = np.concatenate([getattr(choice, parts)[name] for choice in choices])
 
 
 def _experts(
@@ -182,7 +198,7 @@ def _batch(
     targets: Targets,
     oldest: Sequence[int | None],
 ) -> pa.RecordBatch:
-    lengths = np.array([len(choice.prompt_ids) for choice in choices], np.int64) + targets.lengths
+    lengths = np.array([choice.num_tokens for choice in choices], np.int64)
     offsets = {"token": offsets_of(lengths), "target": targets.offsets}
     records: dict[str, Sequence[Any]] = {
         "sample_id": [choice.sample_id for choice in choices],
@@ -196,12 +212,22 @@ def _batch(
                 values = [choice.record_values.get(column.name) for choice in choices]
             columns.append(_record_column(choices, column, values))
             continue
-        array = arrays[column.name].astype(column.type.to_pandas_dtype(), copy=False)
+        array = _given(arrays, column).astype(column.type.to_pandas_dtype(), copy=False)
         if column.opens is not None and not column.mask:
             sums = segment_sums(arrays[column.name], offsets[column.axis])
             offsets[column.opens] = offsets_of(sums)
         columns.append(to_list(array, offsets[column.axis], column))
     return pa.RecordBatch.from_arrays(columns, schema=schema.to_arrow())
+
+
+def _given(arrays: Arrays, column: Column) -> npt.NDArray[Any]:
+    if column.name not in arrays:
+        raise ConversionError(
+            "the payloads do not give this column", code="RF-A011",
+            where=Where(column=column.name), expected="a column that they give", got=column.name,
+            remedy="leave it out of the columns, and add it to the converted samples later",
+        )  # fmt: skip
+    return arrays[column.name]
 
 
 def _record_column(choices: Sequence[Choice], column: Column, values: Sequence[Any]) -> pa.Array:
@@ -253,8 +279,7 @@ def _count(
     targets: Targets, choices: Sequence[Choice], schema: RaggedSchema, report: ConversionReport
 ) -> None:
     """Count samples, tokens, targets and flags."""
-    lengths = targets.lengths
-    tokens = lengths + np.array([len(choice.prompt_ids) for choice in choices], np.int64)
+    tokens = np.array([choice.num_tokens for choice in choices], np.int64)
     report.samples.taken += len(choices)
     targets.count_by_choice(report.samples, np.ones(len(choices)))
     report.tokens.taken += int(tokens.sum())
@@ -266,6 +291,8 @@ def _count(
     for name in {*ALWAYS, *FROM_RECORD} - set(schema.columns):
         given = sum(choice.record_values.get(name) is not None for choice in choices)
         report.unread[name] += given
+    for choice in choices:
+        report.unread.update({*choice.token_values, *choice.target_values} - set(schema.columns))
 
 
 def _count_sets(targets: Targets, support: Support | None, report: ConversionReport) -> None:

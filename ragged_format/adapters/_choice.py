@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ragged_format.errors import Where
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -53,6 +53,8 @@ class Choice:
         Of the generated tokens; ``None`` if the engine gave none.
     log_probs_expected : bool
         The request asked for log-probs.
+    lists_sampled : bool
+        Top-K lists hold the sampled token as an entry of its own, so one entry is no head.
     top_k : int, optional
         Cut that the request asked for; ties make sets wider.
     versions : list of VersionSpan
@@ -61,6 +63,9 @@ class Choice:
         Experts of each token forwarded, the first `routed_start` left out.
     record_values : dict
         Values of record columns by column name.
+    token_values, target_values : dict
+        Arrays of further columns by column name: (p + t, ...) on the token axis, (t, ...) on the
+        target axis. All choices of a call have the same ones.
     """
 
     sample_id: str
@@ -73,13 +78,32 @@ class Choice:
     support_log_probs: Rows | None = None
     log_probs: LogProbs | None = None
     log_probs_expected: bool = False
+    lists_sampled: bool = True
     top_k: int | None = None
     versions: list[VersionSpan] = field(default_factory=list)
     routed_experts: npt.NDArray[Any] | None = None
     routed_start: int = 0
     record_values: Mapping[str, Any] = field(default_factory=dict)
+    token_values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    target_values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def runs(self) -> Sequence[Int64]:
+        """Return the tokens in order as runs, context and scored ones by turns, an even number."""
+        return self.prompt_ids, self.token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, context included."""
+        return len(self.prompt_ids) + len(self.token_ids)
 
     def place(self, column: str, position: int | None = None) -> Where:
         """Return where an element of one of the engine's fields is."""
         field = f"choices[{self.index}].{column}"
         return Where(self.where.file, row=self.where.row, column=field, position=position)
+
+    def place_token(self, token: int) -> Where:
+        """Return where one of all tokens is."""
+        prompt = len(self.prompt_ids)
+        if token >= prompt:
+            return self.place("token_ids", token - prompt)
+        return Where(self.where.file, row=self.where.row, column="prompt_token_ids", position=token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -62,14 +62,20 @@ class Options:
     heads: int | None
     policy_version: Mapping[str, int] | int | None
     on_error: str
+    # Log-prob columns of another mode than `mode`, by name.
+    modes: Mapping[str, LogProb] = field(default_factory=dict)
+    # Columns of every batch, and declarations that are not the standard ones.
+    always: tuple[str, ...] = ALWAYS
+    own: tuple[Column, ...] = ()
 
     def wanted(self, choices: Sequence[Choice]) -> Wanted:
         """Return the columns asked for, or those that `choices` have."""
         if self.schema is not None:
             return Wanted(self, frozenset(self.schema.columns))
-        names = set(ALWAYS)
+        names = set(self.always)
         for choice in choices:
-            names.update(name for name in FROM_RECORD if name in choice.record_values)
+            names.update(choice.record_values)
+            names.update(choice.token_values, choice.target_values)
             lost = choice.support_expected and len(choice.token_ids)
             if choice.support is not None or lost:
                 names.update(SUPPORT)
@@ -85,9 +91,9 @@ class Options:
 
 
 def _has_head(choice: Choice) -> bool:
-    # One entry is the sampled token itself.
+    # One entry may be the sampled token itself.
     counts = None if choice.log_probs is None else choice.log_probs.counts
-    return counts is not None and len(counts) > 0 and bool(counts.max() > 1)
+    return counts is not None and len(counts) > 0 and bool(counts.max() > choice.lists_sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +135,13 @@ class Wanted:
             names.add("target_flags")
         if mixed_versions:
             names.add("policy_versions")
-        columns: tuple[str | Column, ...] = tuple(sorted(names - {ROUTED_EXPERTS}))
+        own = tuple(column for column in self.options.own if column.name in names)
+        plain = names - {ROUTED_EXPERTS, *(column.name for column in own)}
+        columns: tuple[str | Column, ...] = (*sorted(plain), *own)
         if experts is not None:
             columns += (experts_column(experts),)
-        return _declared(self.options.vocab_size, columns, self.options.mode)
+        options = self.options
+        return _declared(options.vocab_size, columns, options.mode, tuple(options.modes.items()))
 
 
 def experts_column(shape: tuple[int, int]) -> Column:
@@ -142,14 +151,20 @@ def experts_column(shape: tuple[int, int]) -> Column:
 
 # Calls come one after another with the same few sets of columns.
 @lru_cache(maxsize=32)
-def _declared(vocab_size: int, columns: tuple[str | Column, ...], mode: LogProb) -> RaggedSchema:
+def _declared(
+    vocab_size: int,
+    columns: tuple[str | Column, ...],
+    mode: LogProb,
+    modes: tuple[tuple[str, LogProb], ...],
+) -> RaggedSchema:
     """Return a sample schema, log-prob columns in `mode` unless they state one themselves."""
+    special = dict(modes)
     out = []
     for column in columns:
         if isinstance(column, str):
             column = standard_column(column)
             if column.log_prob is not None:
-                column = replace(column, log_prob=mode)
+                column = replace(column, log_prob=special.get(column.name, mode))
         out.append(column)
     return parse_schema(sample_schema(vocab_size=vocab_size, columns=out))
 
@@ -164,8 +179,24 @@ def make_options(
     on_error: str,
     heads: int | None,
     policy_version: Mapping[str, int] | int | None,
+    modes: Mapping[str, LogProb] | None = None,
+    given: frozenset[str] = GIVEN,
+    always: tuple[str, ...] = ALWAYS,
+    own: tuple[Column, ...] = (),
 ) -> Options:
     """Check options against each other.
+
+    Parameters
+    ----------
+    modes : mapping of str to LogProb, optional
+        Log-prob columns of another mode than `logprobs_mode` says, by name. The other parameters
+        are those of ``to_samples``.
+    given : frozenset of str
+        The columns that the system can give.
+    always : tuple of str
+        The optional columns that every batch has.
+    own : tuple of Column
+        Declarations that are not the standard ones.
 
     Raises
     ------
@@ -218,30 +249,33 @@ def make_options(
         )  # fmt: skip
     else:
         # Without columns asked for, this only checks the size.
-        declared = _declared(vocab_size, tuple(columns or ()), mode)
+        declared = _declared(vocab_size, tuple(columns or ()), mode, tuple((modes or {}).items()))
         parsed = None if columns is None else declared
     if parsed is not None:
-        _check_asked(parsed, mode)
+        _check_asked(parsed, mode, modes or {}, given)
     named = {option: POLICIES[POLICIES.index(p)] for option, p in policies.items()}
     return Options(
         vocab_size, mode, parsed, heads=heads, policy_version=policy_version, on_error=on_error,
-        **named,
+        modes=modes or {}, always=always, own=own, **named,
     )  # fmt: skip
 
 
-def _check_asked(schema: RaggedSchema, mode: LogProb) -> None:
+def _check_asked(
+    schema: RaggedSchema, mode: LogProb, modes: Mapping[str, LogProb], given: frozenset[str]
+) -> None:
     for column in schema:
+        own = modes.get(column.name, mode)
         where = Where(column=column.name)
-        if column.name not in GIVEN:
+        if column.name not in given:
             raise ConversionError(
                 "the engine does not give this column", code="RF-A011", where=where,
-                expected=", ".join(sorted(GIVEN)), got=column.name,
+                expected=", ".join(sorted(given)), got=column.name,
                 remedy="leave it out, and add it to the converted samples later",
             )  # fmt: skip
-        if column.log_prob is not None and column.log_prob.mode != mode.mode:
+        if column.log_prob is not None and column.log_prob.mode != own.mode:
             raise ConversionError(
                 "a column is declared in another log-prob mode than the call", code="RF-A007",
-                where=where, expected=mode.mode, got=column.log_prob.mode,
+                where=where, expected=own.mode, got=column.log_prob.mode,
                 remedy="pass the logprobs_mode that the engine ran with; modes never mix",
             )  # fmt: skip
         if column.name == ROUTED_EXPERTS and (

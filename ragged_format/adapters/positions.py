@@ -13,16 +13,13 @@ entry that has no place in the other convention must be the fill: nothing is los
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ragged_format.errors import ConversionError, Where
 from ragged_format.lists import Int64, offsets_of, ranges
-
-if TYPE_CHECKING:
-    from ragged_format.adapters._values import Bools
 
 __all__ = ["generated_to_own", "own_to_generated", "own_to_predictor", "predictor_to_own"]
 
@@ -162,7 +159,7 @@ def _require_fill(
 ) -> None:
     picked = values[indices]
     wrong = ~np.isnan(picked) if np.isnan(fill) else picked != fill
-    bad: Bools = wrong.any(axis=tuple(range(1, wrong.ndim)))
+    bad = np.asarray(wrong).any(axis=tuple(range(1, np.ndim(wrong))))
     if bad.any():
         index = int(indices[np.argmax(bad)])
         row = int(np.searchsorted(offsets, index, side="right")) - 1
