@@ -26,6 +26,8 @@ __all__ = ["Answer", "GroupId", "convert"]
 _WINDOW_BYTES = 1 << 20
 _WINDOW_RECORDS = 1024
 _TEXT = object()
+# A record with one of these fields is a response without its request.
+_BARE = frozenset({"choices", "meta_info"})
 
 GroupId = str | Callable[[Mapping[str, Any]], str | None]
 """Key of the record that holds the group, or a function of the record."""
@@ -110,7 +112,7 @@ def _answer(record: Any, response: Any, number: int, options: Options) -> Answer
         )  # fmt: skip
     if isinstance(response, ValueError):
         malformed("a response is JSON", where, "JSON, or an event stream", str(response))
-    return Answer(record, response, where)
+    return Answer({} if record is response else record, response, where)
 
 
 def _with_responses(records: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -140,6 +142,8 @@ def _response(record: Any) -> tuple[Any, bool]:
     """Return the response, text as bytes, and whether it is JSON text."""
     if not isinstance(record, Mapping):
         return None, False
+    if not {"response", "response_text"} & record.keys() and _BARE & record.keys():
+        return record, False
     response = record.get("response", record.get("response_text"))
     if isinstance(response, str):
         response = response.encode(errors="surrogatepass")

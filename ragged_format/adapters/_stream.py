@@ -24,7 +24,7 @@ from ragged_format.errors import ConversionError, Where
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
-__all__ = ["is_stream", "read_stream"]
+__all__ = ["is_stream", "read_events", "read_stream", "truncated"]
 
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _DONE = b"[DONE]"
@@ -47,16 +47,28 @@ def read_stream(text: bytes, where: Where) -> dict[str, Any]:
         The stream has no ``[DONE]``, goes on after it, or a choice never finished (``RF-A008``);
         an event is malformed (``RF-A002``); events are of different requests (``RF-A006``).
     """
+    return _merge(read_events(text, where), where)
+
+
+def read_events(text: bytes, where: Where) -> list[Any]:
+    """Return the value of every event of a stream; only of the last where that is an error.
+
+    Raises
+    ------
+    ConversionError
+        The stream has no ``[DONE]`` or goes on after it (``RF-A008``), or an event is not JSON
+        (``RF-A002``).
+    """
     events = _events(text)
     if not events or events[-1] != _DONE:
         # An error ends a stream too, and says more.
         if events and (error := _error(events[-1])) is not None:
-            return error
-        raise _truncated(
+            return [error]
+        raise truncated(
             where, "an event 'data: [DONE]' at the end", _tail(events[-1] if events else text)
         )
     if _DONE in events[:-1]:
-        raise _truncated(where, "nothing after 'data: [DONE]'", "another event")
+        raise truncated(where, "nothing after 'data: [DONE]'", "another event")
     try:
         # One document, so that the lists of all events are read together.
         chunks = read_json(b"[" + b",".join(events[:-1]) + b"]")
@@ -64,10 +76,11 @@ def read_stream(text: bytes, where: Where) -> dict[str, Any]:
         malformed("an event is JSON", where, "JSON", str(err))
     if len(chunks) != len(events) - 1:
         malformed("an event is one JSON object", where, len(events) - 1, len(chunks))
-    return _merge(chunks, where)
+    return list(chunks)
 
 
-def _truncated(where: Where, expected: str, got: str) -> ConversionError:
+def truncated(where: Where, expected: str, got: str) -> ConversionError:
+    """Return the error for an event stream that is not complete."""
     return ConversionError(
         "the event stream is not complete", code="RF-A008", where=where, expected=expected,
         got=got, remedy="the connection was cut: request the rollout again",
@@ -127,7 +140,7 @@ def _merge(chunks: Sequence[Any], where: Where) -> dict[str, Any]:
                 malformed("a delta has the index of its choice", where, "an index", delta)
             deltas.setdefault(delta["index"], []).append(delta)
     if not deltas:
-        raise _truncated(where, "events with choices", "none")
+        raise truncated(where, "events with choices", "none")
     merged["choices"] = [_choice(index, parts, where) for index, parts in sorted(deltas.items())]
     return merged
 
@@ -141,7 +154,7 @@ def _choice(index: int, deltas: Sequence[Mapping[str, Any]], where: Where) -> di
     if any("message" in delta or "delta" in delta for delta in deltas):
         return out  # a chat stream, which the reader of the response refuses
     if out.get("finish_reason") is None:
-        raise _truncated(where, f"a finish_reason of choice {index}", "none")
+        raise truncated(where, f"a finish_reason of choice {index}", "none")
     texts = [delta["text"] for delta in deltas if isinstance(delta.get("text"), str)]
     if texts:
         out["text"] = "".join(texts)
