@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -68,6 +69,25 @@ class BufferSource:
         view[: len(head)] = head
         view[len(head) :] = self._view[start : start + size]
         return buffer
+
+
+class BytesIOSource(BufferSource):
+    """A ``BytesIO``: its bytes do not change when it is written to, so that views are safe."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(pa.py_buffer(file.getvalue()))
+        self.position = file.tell()
+        self._file = file
+
+    def read(self, size: int) -> memoryview:
+        out = super().read(size)
+        self._file.seek(self.position)
+        return out
+
+    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
+        out = super().message(head, size)
+        self._file.seek(self.position)
+        return out
 
 
 class FileSource:
@@ -148,6 +168,8 @@ def byte_source(source: Any) -> ByteSource:
     source : bytes-like, pyarrow.Buffer or binary file object
         A file object needs ``read`` only; it need not seek.
     """
+    if type(source) is io.BytesIO and bytes(source.getbuffer()[:4]) != ZSTD_MAGIC:
+        return BytesIOSource(source)
     if hasattr(source, "read"):
         peeked = bytes(FileSource(source).read(4))
         if peeked == ZSTD_MAGIC:

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +69,9 @@ Bytes = npt.NDArray[np.uint8]
 
 _TYPE_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _u64 = struct.Struct("<Q").pack
-_i64 = struct.Struct("<q").unpack_from
 _i32_pair = struct.Struct("<ii").unpack
 _pair = struct.Struct("<qq").pack
-_ZERO = bytes(8)
-_ONES = np.ones(1 << 16, np.uint8)
+_ONES = memoryview(b"\1" * (1 << 16))
 _EMPTY = memoryview(b"")
 
 
@@ -188,20 +187,31 @@ def _digest(known: _Known, content: _Content) -> bytes:
     update = hasher.update
     rows, nodes, buffers, body = content
     update(_u64(rows))
-    size = 8 * rows + 8
+    bounds = _bounds_of(rows)
+    size = bounds.size
     for plan in known.plans:
-        plain, nulls, values_nulls, place, validity, width, is_list, _ = plan
+        plain, nulls, values_nulls, place, validity, width, is_list, column = plan
         if plain and rows and not (nodes[nulls] or nodes[values_nulls]):
-            # The common form straight from its two buffers: whole lists from offset 0.
+            # Lists of numbers, whole and from offset 0, straight from their two buffers.
             start, data = buffers[place], buffers[validity + 2]
             offsets = body[start : start + size] if start >= 0 else _EMPTY
-            if len(offsets) == size <= buffers[place + 1] and offsets[:8] == _ZERO:
-                used = _i64(offsets, size - 8)[0] * width
+            if len(offsets) == size <= buffers[place + 1]:
+                first, used = bounds.unpack(offsets)
+                used *= width
                 values = body[data : data + used] if data >= 0 <= used else _EMPTY
-                if len(values) == used <= buffers[validity + 3]:
+                if not first and len(values) == used <= buffers[validity + 3]:
                     update(offsets)
                     update(values)
                     continue
+        elif width and not (is_list or nodes[values_nulls]) and rows <= len(_ONES):
+            # Numbers of the record axis without nulls.
+            data, used = buffers[validity + 2], rows * width
+            values = body[data : data + used] if data >= 0 else _EMPTY
+            if len(values) == used <= buffers[validity + 3]:
+                if column.nullable:
+                    update(_ONES[:rows])
+                update(values)
+                continue
         first, count = 0, rows
         if is_list:
             lists = _list_offsets(plan, content)
@@ -211,6 +221,12 @@ def _digest(known: _Known, content: _Content) -> bytes:
             if part is not None and len(part):
                 update(part)
     return bytes(hasher.digest())
+
+
+@lru_cache(maxsize=64)
+def _bounds_of(rows: int) -> struct.Struct:
+    """Return what unpacks the first and the last of (rows + 1) offsets."""
+    return struct.Struct(f"<q{8 * (rows - 1)}xq") if rows else struct.Struct("<q")
 
 
 def _list_offsets(plan: _Plan, content: _Content) -> Int64:
@@ -231,7 +247,7 @@ def _values(
     nulls = content.nodes[plan.values_nulls]
     valid = None
     if plan.column.nullable:
-        valid = _ONES[:count] if count <= len(_ONES) else np.ones(count, np.uint8)
+        valid = np.ones(count, np.uint8)
         if nulls and count:
             bits = content.array(plan.validity, np.uint8, (first + count + 7) // 8)
             valid = np.unpackbits(bits, bitorder="little")[first : first + count]

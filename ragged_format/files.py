@@ -46,7 +46,7 @@ from ragged_format.errors import (
 from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, layout_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
-from ragged_format.trailer import Tally, Trailer
+from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -375,16 +375,14 @@ class FileReader:
         return read_schema_message(head)
 
     def _read_trailer(self) -> Trailer:
-        trailer = None
-        if self._blocks:
-            message = self._message(len(self._blocks) - 1)
-            trailer = Trailer.from_metadata(message.header.metadata)
-        if trailer is None:
+        message = self._message(len(self._blocks) - 1) if self._blocks else None
+        if message is None or TRAILER_KEY not in message.header.metadata:
             raise TruncatedError(
                 "the file has no trailer: its writer is not of this format",
                 expected="the trailer as last batch", got=f"{len(self._blocks)} batches",
                 remedy="import data of other writers",
             )  # fmt: skip
+        trailer = Trailer.from_metadata(message.header.metadata)
         if rows := layout_of(message.flatbuffer, message.header).rows:
             raise CorruptError("the trailer has rows", expected=0, got=rows)
         facts = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ragged_format.errors import CorruptError
@@ -117,18 +118,30 @@ def parse_header(metadata: bytes | memoryview) -> Header:
         It is not a well-formed message of metadata version 5.
     """
     try:
+        own = _root.unpack_from(metadata) if len(metadata) >= _VECTOR else ()
+        if own[:10] == _OWN_ROOT and own[12:13] == (_METADATA_V5,) and own[14:] == _OWN_PAIR:
+            # As `with_metadata` writes it, which saves to look each field up.
+            custom = _key_values(metadata, _VECTOR, own=True)
+            return Header(own[13], _not_negative(own[10]), custom, own[11] + _TABLE_FIELD)
         root = _u32(metadata, 0)[0]
         fields = _vtable(metadata, root)
         version = _u16(metadata, root + fields[0])[0] if fields[0] else 0
         kind = metadata[root + fields[1]] if fields[1] else 0
         table = _child(metadata, root, fields[2]) if fields[2] else 0
         body = _i64(metadata, root + fields[3])[0] if fields[3] else 0
-        custom = _key_values(metadata, _child(metadata, root, fields[4])) if fields[4] else {}
+        vector = _child(metadata, root, fields[4]) if fields[4] else 0
+        custom = _key_values(metadata, vector, own=False) if vector else {}
     except (struct.error, IndexError) as err:
         raise _malformed(err) from err
-    if version != _METADATA_V5 or body < 0 or not table:
-        raise _malformed(f"version {version}, body of {body} bytes")
-    return Header(kind, body, custom, table)
+    if version != _METADATA_V5 or not table:
+        raise _malformed(f"version {version}")
+    return Header(kind, _not_negative(body), custom, table)
+
+
+def _not_negative(body: int) -> int:
+    if body < 0:
+        raise _malformed(f"a body of {body} bytes")
+    return body
 
 
 def is_big_endian(metadata: bytes | memoryview, header: Header) -> bool:
@@ -203,23 +216,24 @@ def _child(data: bytes | memoryview, table: int, field: int) -> int:
     return table + field + int(_u32(data, table + field)[0])
 
 
-def _key_values(data: bytes | memoryview, vector: int) -> dict[bytes, bytes]:
+def _key_values(data: bytes | memoryview, vector: int, *, own: bool) -> dict[bytes, bytes]:
     out = {}
     count = _u32(data, vector)[0]
     for place in range(vector + 4, vector + 4 + 4 * count, 4):
-        table = _child(data, place, 0)
-        fields = _vtable(data, table)
-        key = _string(data, table, fields[0])
+        table = place + _u32(data, place)[0]
+        if own and _i32(data, table)[0] == table - _PAIR_VTABLE:
+            key_field, value_field = 4, 8
+        else:
+            key_field, value_field, *_ = _vtable(data, table)
+        key = _string(data, table + key_field) if key_field else b""
         if key in out:
             raise IndexError("a key is there twice")
-        out[key] = _string(data, table, fields[1])
+        out[key] = _string(data, table + value_field) if value_field else b""
     return out
 
 
-def _string(data: bytes | memoryview, table: int, field: int) -> bytes:
-    if not field:
-        return b""
-    start = _child(data, table, field)
+def _string(data: bytes | memoryview, field: int) -> bytes:
+    start = field + _u32(data, field)[0]
     size = _u32(data, start)[0]
     text = bytes(data[start + 4 : start + 4 + size])
     if len(text) != size:
@@ -278,7 +292,9 @@ def footer_of(schema_message: bytes, blocks: Sequence[tuple[int, int, int]]) -> 
 #   48  u16 × 4  vtable of the key-value tables: size 8, table size 12, positions of key and value
 #   56  key-value vector: u32 count, u32 per table
 _root = struct.Struct("<I7H6xiIqIhBx4H")
-_VECTOR = 56
+_PAIR_VTABLE, _VECTOR, _TABLE_FIELD = 48, 56, 40
+_OWN_ROOT = (24, 14, 24, 20, 22, 16, 8, 4, 20, _VECTOR - 28)
+_OWN_PAIR = (8, 12, 4, 8)
 
 
 def with_metadata(
@@ -296,8 +312,8 @@ def with_metadata(
     pairs = _pack_key_values(metadata)
     start = _VECTOR + len(pairs)
     head = _root.pack(
-        24, 14, 24, 20, 22, 16, 8, 4, 20, _VECTOR - 28, header.body_bytes,
-        start + header.table - 40, _METADATA_V5, header.kind, 8, 12, 4, 8,
+        *_OWN_ROOT, header.body_bytes, start + header.table - _TABLE_FIELD, _METADATA_V5,
+        header.kind, *_OWN_PAIR,
     )  # fmt: skip
     prefix = _prefix.pack(CONTINUATION, start + len(flatbuffer))
     return b"".join((prefix, head, pairs, flatbuffer))
@@ -305,19 +321,31 @@ def with_metadata(
 
 def _pack_key_values(metadata: Mapping[bytes, bytes]) -> bytes:
     """Return the vector at `_VECTOR`, its tables and its strings, padded to a multiple of 8."""
-    tables = 4 + 4 * len(metadata)
-    strings = tables + 12 * len(metadata)
-    vector = [struct.pack("<I", len(metadata))]
-    entries, texts = [], []
-    for number, pair in enumerate(metadata.items()):
+    texts = [text for pair in metadata.items() for text in pair]
+    parts = [b""] * (2 * len(texts) + 1)
+    parts[::2] = _around(tuple(map(len, texts)))
+    parts[1::2] = texts
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _around(sizes: tuple[int, ...]) -> tuple[bytes, ...]:
+    """Return what stands around texts of these sizes, keys and values in turn."""
+    count = len(sizes) // 2
+    tables = 4 + 4 * count
+    strings = tables + 12 * count
+    out = [struct.pack("<I", count)]
+    out.extend(struct.pack("<I", tables + 8 * number - 4) for number in range(count))
+    places = []
+    for size in sizes:
+        places.append(strings)
+        strings += 4 + size + 4 - size % 4  # at least one NUL
+    for number in range(count):
         place = tables + 12 * number
-        vector.append(struct.pack("<I", place - 4 - 4 * number))
-        distances = []
-        for field, text in enumerate(pair):
-            distances.append(strings - (place + 4 + 4 * field))
-            padded = len(text) + 4 - len(text) % 4  # at least one NUL
-            texts.append(struct.pack(f"<I{padded}s", len(text), text))
-            strings += 4 + padded
-        entries.append(struct.pack("<iII", place + 8, *distances))
-    out = b"".join((*vector, *entries, *texts))
-    return out + bytes(-len(out) % 8)
+        key, value = places[2 * number : 2 * number + 2]
+        out.append(struct.pack("<iII", place + 8, key - place - 4, value - place - 8))
+    glue, parts = b"".join(out), []
+    for size in sizes:
+        parts.append(glue + struct.pack("<I", size))
+        glue = bytes(4 - size % 4)
+    return (*parts, glue + bytes(-strings % 8))

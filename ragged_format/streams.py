@@ -45,7 +45,7 @@ from ragged_format.flatbuffer import CONTINUATION, END_OF_STREAM, layout_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
 from ragged_format.messages import MAX_MESSAGE_BYTES
-from ragged_format.trailer import Tally, Trailer
+from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -354,9 +354,8 @@ class StreamReader:
                 expected="more batches, or the trailer", got="the end of stream",
                 remedy="import data of other writers",
             )  # fmt: skip
-        trailer = Trailer.from_metadata(message.header.metadata)
-        if trailer is not None:
-            self._finish(message, trailer)
+        if TRAILER_KEY in message.header.metadata:
+            self._finish(message)
             return None
         batch, self.metadata = decode(
             message, self._known, self._tally, verify=self._verify, validate=self._validate,
@@ -364,10 +363,13 @@ class StreamReader:
         )  # fmt: skip
         return self._projection.apply(batch)
 
-    def _finish(self, message: Message, trailer: Trailer) -> None:
+    def _finish(self, message: Message) -> None:
+        trailer = self._tally.trailer(self._known.digest)
+        if not self._verify or trailer.to_metadata() != message.header.metadata:
+            trailer = Trailer.from_metadata(message.header.metadata)
+            check_trailer(trailer, self._known, self._tally, verify=self._verify)
         if rows := layout_of(message.flatbuffer, message.header).rows:
             raise CorruptError("the trailer has rows", expected=0, got=rows)
-        check_trailer(trailer, self._known, self._tally, verify=self._verify)
         mark = self._source.read(8)
         if len(mark) < 8:
             raise MissingEndOfStreamError(

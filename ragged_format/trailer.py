@@ -44,6 +44,7 @@ TRAILER_KEY = f"{NAMESPACE}trailer".encode()
 CHECKSUM_KEY = f"{NAMESPACE}trailer_checksum".encode()
 _VERSION = ".".join(map(str, FORMAT_VERSION))
 _u32 = struct.Struct("<I").pack
+_NO_METADATA = bytes(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class Trailer:
         return {TRAILER_KEY: text, CHECKSUM_KEY: text_digest(text).hex().encode()}
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> Trailer | None:
-        """Return the trailer that a batch's custom metadata holds, ``None`` if it holds none.
+    def from_metadata(cls, metadata: Metadata) -> Trailer:
+        """Return the trailer that a batch's custom metadata, with `TRAILER_KEY`, holds.
 
         Raises
         ------
@@ -96,9 +97,7 @@ class Trailer:
         CorruptError
             The text is not a trailer, although its checksum is right, or there are further keys.
         """
-        text = metadata.get(TRAILER_KEY)
-        if text is None:
-            return None
+        text = metadata[TRAILER_KEY]
         if set(metadata) != {TRAILER_KEY, CHECKSUM_KEY}:
             raise CorruptError(
                 "the trailer has other metadata than its own",
@@ -133,6 +132,9 @@ class Tally:
     def add(self, digest: bytes, rows: int, metadata: Metadata) -> None:
         """Count one batch: its digest, its records and its custom metadata besides the digest."""
         self.rows_per_batch.append(rows)
+        if not metadata:
+            self._running.update(digest + _NO_METADATA)
+            return
         self._running.update(digest)
         parts = [_u32(len(metadata))]
         for key in sorted(metadata):
