@@ -158,8 +158,9 @@ class _Walk:
     def _rows(self, item: Any) -> Rows:
         counts = np.fromiter(map(len, item), np.int64, len(item))
         self.lists += 1 + len(counts)
-        wide = self._integers(item) if counts.any() else counts[:0]
-        if counts.sum() != len(wide):
+        total = int(counts.sum())
+        wide = self._integers(item) if total else counts[:0]
+        if total != len(wide):
             raise ValueError("a candidate set holds lists")
         # Narrow at once, while the numbers are in the cache; their bits together tell the largest.
         fits = 0 <= np.bitwise_or.reduce(wide) <= _INT32_BITS
