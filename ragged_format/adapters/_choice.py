@@ -63,6 +63,10 @@ class Choice:
         Experts of each token forwarded, the first `routed_start` left out.
     record_values : dict
         Values of record columns by column name.
+    prefix : str, optional
+        Path of the engine's fields in the response, for errors; ``None``: ``choices[index].``.
+    names : mapping of str to str
+        The engine's names of ``sampling_mask`` and ``logprobs``, for errors.
     token_values, target_values : dict
         Arrays of further columns by column name: (p + t, ...) on the token axis, (t, ...) on the
         target axis. All choices of a call have the same ones.
@@ -84,6 +88,8 @@ class Choice:
     routed_experts: npt.NDArray[Any] | None = None
     routed_start: int = 0
     record_values: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
     token_values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     target_values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
@@ -98,7 +104,8 @@ class Choice:
 
     def place(self, column: str, position: int | None = None) -> Where:
         """Return where an element of one of the engine's fields is."""
-        field = f"choices[{self.index}].{column}"
+        prefix = f"choices[{self.index}]." if self.prefix is None else self.prefix
+        field = prefix + self.names.get(column, column)
         return Where(self.where.file, row=self.where.row, column=field, position=position)
 
     def place_token(self, token: int) -> Where:

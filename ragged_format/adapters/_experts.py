@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ragged_format.adapters._choice import Choice
     from ragged_format.adapters.report import ConversionReport
 
-__all__ = ["NO_EXPERT", "decode_experts", "experts_shape", "place_experts"]
+__all__ = ["NO_EXPERT", "check_experts", "decode_experts", "experts_shape", "place_experts"]
 
 NO_EXPERT = -1
 
@@ -49,6 +49,17 @@ def decode_experts(value: Any, forwarded: int, where: Where) -> npt.NDArray[Any]
             "routed experts are base64 of a .npy file", code="RF-A002", where=where,
             expected="base64 of a .npy file", got=str(err),
         ) from err  # fmt: skip
+    return check_experts(experts, forwarded, where)
+
+
+def check_experts(experts: Any, forwarded: int, where: Where) -> npt.NDArray[Any]:
+    """Return experts, checked to be (forwarded, layers, k) integers that fit int16.
+
+    Raises
+    ------
+    ConversionError
+        No integers (``RF-A002``), or another shape (``RF-A006``).
+    """
     if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
         malformed("routed experts are an array of integers", where, "an integer array", experts)
     if experts.ndim != 3 or len(experts) != forwarded or 0 in experts.shape[1:]:

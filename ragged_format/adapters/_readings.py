@@ -91,8 +91,9 @@ def _set_error(
         return ConversionError(
             "a generated token has no candidate set", code="RF-A004", where=where,
             expected="a list of ids", got="null",
-            remedy="start the engine with --return-sampling-mask (see vllm-project/vllm#53826), "
-            "or choose on_missing_support, or leave the candidate columns out of columns=",
+            remedy="ask for sets (vLLM: --return-sampling-mask, vllm-project/vllm#53826; SGLang: "
+            "return_sampling_mask), or choose on_missing_support, or leave the candidate columns "
+            "out of columns=",
         )  # fmt: skip
     what, expected = _SET_RULES[fault]
     begin = int(support.counts[:target].sum())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragged_format.adapters._columns import FROM_RECORD
 from ragged_format.adapters._values import malformed, plain
 from ragged_format.errors import ConversionError, Where
 
@@ -18,15 +19,24 @@ if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
 __all__ = [
+    "RECORD_READ",
     "check_length",
     "check_usage",
     "count_unread",
+    "error_of",
     "find_request_id",
     "in_record",
     "record_value",
+    "refused",
     "to_json",
     "whole",
 ]
+
+# What is read of a record, whatever the engine.
+RECORD_READ = frozenset({
+    *FROM_RECORD, "request", "response", "response_text", "request_id", "group_id", "http_status",
+    "engine_version", "logprobs_mode", "source", "name",
+})  # fmt: skip
 
 
 def in_record(where: Where, column: str, position: int | None = None) -> Where:
@@ -59,6 +69,25 @@ def find_request_id(
         expected=f"a string {keys[0]!r} in the response, the record or the request", got=None,
         remedy="put the request's id into the record as 'request_id'",
     )  # fmt: skip
+
+
+def refused(where: Where, got: object, remedy: str | None = None) -> ConversionError:
+    """Return the error for an engine's error answer (``RF-A003``)."""
+    return ConversionError(
+        "the engine refused the request", code="RF-A003", where=where, expected="a result", got=got,
+        remedy=remedy or "correct the request; on_error='skip' converts the other records",
+    )  # fmt: skip
+
+
+def error_of(record: Mapping[str, Any], response: Mapping[str, Any]) -> str | None:
+    """Return what an error answer says, ``None`` for a result."""
+    status = record.get("http_status")
+    failed = isinstance(status, int) and status >= 400
+    if not (response.get("error") or response.get("object") == "error" or failed):
+        return None
+    error = response.get("error") or response
+    detail = error if isinstance(error, Mapping) else {"message": error}
+    return f"{detail.get('code', status)}: {detail.get('message')}"
 
 
 def record_value(

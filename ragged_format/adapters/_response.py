@@ -13,6 +13,7 @@ from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD
 from ragged_format.adapters._experts import decode_experts
 from ragged_format.adapters._records import (
+    RECORD_READ,
     check_length,
     check_usage,
     count_unread,
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ENDPOINT", "check_response", "read_choices"]
 
 ENDPOINT = "/inference/v1/generate"
-_RECORD_READ = frozenset({
-    *FROM_RECORD, "request", "response", "response_text", "request_id", "group_id", "http_status",
-    "engine_version", "logprobs_mode", "source", "name",
-})  # fmt: skip
 _RESPONSE_READ = frozenset({
     "request_id", "model", "created", "usage", "prompt_token_ids", "output_mode", "choices",
 })  # fmt: skip
@@ -198,7 +195,7 @@ def read_choices(
         count_unread(unread, choice, _CHOICE_READ, "choice.")
     check_usage(response.get("usage"), prompt_ids, choices, where)
     count_unread(unread, response, _RESPONSE_READ, "response.")
-    count_unread(unread, record, _RECORD_READ, "record.")
+    count_unread(unread, record, RECORD_READ, "record.")
     return choices
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Place",
     "Rows",
     "as_float_rows",
+    "as_floats",
     "as_ids",
     "as_log_probs",
     "as_rows",
@@ -260,6 +261,18 @@ def _log_probs(entries: Iterable[Mapping[str, Any]], place: Place) -> tuple[Floa
     raw = [entry.get("logprob") for entry in entries]
     null = np.fromiter((value is None for value in raw), bool, len(raw))
     return _floats(raw, place), null
+
+
+def as_floats(values: Any, place: Place) -> tuple[Floats, Bools]:
+    """Return a list of log-probs as (n,) float64, NaN where null, and where null, (n,) bool."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        return values.astype(np.float64), np.zeros(len(values), bool)
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        malformed("log-probs are a list of numbers", place(), "a list", values)
+    null = np.fromiter((value is None for value in values), bool, len(values))
+    if set(map(type, values)) <= {float}:
+        return np.array(values, np.float64), null
+    return _floats(values, place), null
 
 
 def _floats(values: Iterable[Any], place: Place) -> Floats:
