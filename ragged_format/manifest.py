@@ -66,7 +66,7 @@ __all__ = ["MANIFEST_NAME", "Manifest", "Shard", "locked", "read_manifest", "wri
 MANIFEST_NAME = "manifest.json"
 LOCK_NAME = "manifest.lock"
 SHARD_SUFFIX = ".arrow"
-ENCODINGS = ("hot",)
+ENCODINGS = ("hot", "compact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Shard:
         Size of the file.
     digest : str
         Running digest, 32 hexadecimal digits.
-    encoding : str
-        "hot".
+    encoding : {"hot", "compact"}
+        Whether the file holds plain batches or encoded ones.
     """
 
     name: str

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ragged_format.compact_files import CompactReader
 from ragged_format.decoding import Projection, conform
 from ragged_format.errors import (
     BrokenShardError,
@@ -61,7 +62,11 @@ class ShardReader:
         where = Where(file=str(self.path))
         try:
             self._check("size in bytes", shard.bytes, self.path.stat().st_size)
-            self._file = FileReader(self.path, verify=verify)
+            self._file: FileReader | CompactReader = (
+                CompactReader(self.path, verify=verify)
+                if shard.encoding == "compact"
+                else FileReader(self.path, verify=verify)
+            )
         except (FileNotFoundError, DatasetNotFoundError) as err:
             raise MissingShardError(
                 "a shard that the manifest lists is not there", where=where, expected=shard.name,

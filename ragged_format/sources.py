@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ragged_format.byte_source import ZSTD_MAGIC, describe
+from ragged_format.compact_files import CompactReader, is_compact
 from ragged_format.dataset import Dataset
 from ragged_format.errors import (
     DatasetNotFoundError,
@@ -143,7 +144,7 @@ def _open_local(path: Path) -> Source:
     with open_binary(path) as file:
         head = file.read(8)
     if head.startswith(MAGIC):
-        return FileReader(path)
+        return CompactReader(path) if is_compact(path) else FileReader(path)
     if head.startswith((CONTINUATION, ZSTD_MAGIC)):
         return StreamReader(path)
     if not head:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ragged_format.canonical import require_same
+from ragged_format.compact_files import CompactWriter
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -42,6 +43,7 @@ from ragged_format.files import FileWriter
 from ragged_format.known_schemas import known_schema
 from ragged_format.local_files import TEMPORARY_MARK, local_path
 from ragged_format.manifest import (
+    ENCODINGS,
     MANIFEST_NAME,
     SHARD_SUFFIX,
     Manifest,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer", "sweep"]
 
 Mode = Literal["error", "append", "overwrite"]
+Encoding = Literal["hot", "compact"]
 MODES: tuple[Mode, ...] = ("error", "append", "overwrite")
 
 BATCH_ROWS = 1024
@@ -94,6 +97,9 @@ class Writer:
         Records and bytes of a stored batch, whichever comes first.
     max_shard_bytes : int
         A shard that has reached this size is closed.
+    encoding : {"hot", "compact"}
+        ``"hot"`` for memory mapping and random access; ``"compact"`` for storage and transfer: a
+        fraction of the size, decoded a batch at a time.
     lineage : mapping, optional
         JSON values that say where the data comes from; appending adds its keys to those there.
 
@@ -134,10 +140,12 @@ class Writer:
         batch_rows: int = BATCH_ROWS,
         batch_bytes: int = BATCH_BYTES,
         max_shard_bytes: int = SHARD_BYTES,
+        encoding: Encoding = "hot",
         lineage: Mapping[str, Any] | None = None,
     ) -> None:
         check_choice("mode", mode, MODES)
         check_choice("validate", validate, VALIDATIONS)
+        check_choice("encoding", encoding, ENCODINGS)
         self.path = local_path(path)
         self._known = known_schema(schema)
         self._mode: Mode = mode
@@ -150,7 +158,8 @@ class Writer:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._shards: list[Shard] = []
-        self._file: FileWriter | None = None
+        self._file: FileWriter | CompactWriter | None = None
+        self._encoding: Encoding = encoding
         self._state: Literal["open", "committed", "aborted"] = "open"
         self.path.mkdir(parents=True, exist_ok=True)
         self._merged(self._current())
@@ -234,7 +243,8 @@ class Writer:
             return
         if self._file is None:
             name = f"shard-{self._token}-{len(self._shards):05d}{SHARD_SUFFIX}"
-            self._file = FileWriter(self.path / name, self._known.schema)
+            kind = CompactWriter if self._encoding == "compact" else FileWriter
+            self._file = kind(self.path / name, self._known.schema)
         self._file.write(concat(self._pending))
         self._pending = []
         self._pending_rows = self._pending_bytes = 0
@@ -245,7 +255,10 @@ class Writer:
         if self._file is not None:
             trailer = self._file.close()
             path = self._file.path
-            self._shards.append(Shard(path.name, trailer.rows, path.stat().st_size, trailer.digest))
+            size = path.stat().st_size
+            self._shards.append(
+                Shard(path.name, trailer.rows, size, trailer.digest, self._encoding)
+            )
             self._file = None
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ragged_format import __version__
 from ragged_format.cli import plugins
+from ragged_format.cli.compact import compact, expand
 from ragged_format.cli.convert import convert
 from ragged_format.cli.demo import demo
 from ragged_format.cli.export import export
@@ -118,7 +119,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (convert, validate, inspect, pack, export, demo):
+for _command in (convert, validate, inspect, pack, compact, expand, export, demo):
     app.command()(_command)
 
 

@@ -21,7 +21,12 @@ Mode = Literal["error", "append", "overwrite"]
 
 
 def open_sink(
-    target: str, schema: pa.Schema, *, mode: Mode, lineage: Mapping[str, Any] | None = None
+    target: str,
+    schema: pa.Schema,
+    *,
+    mode: Mode,
+    lineage: Mapping[str, Any] | None = None,
+    encoding: Literal["hot", "compact"] = "hot",
 ) -> Writer | StreamWriter:
     """Return a writer, a context manager that validates fully, and commits when it is left.
 
@@ -33,7 +38,7 @@ def open_sink(
     if target == STDIN:
         return StreamWriter(sys.stdout.buffer, schema, validate="full")
     try:
-        return Writer(target, schema, mode=mode, lineage=lineage)
+        return Writer(target, schema, mode=mode, lineage=lineage, encoding=encoding)
     except DatasetExistsError as err:
         err.remedy = "pass --mode append or --mode overwrite, or choose another path"
         raise

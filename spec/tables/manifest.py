@@ -27,7 +27,7 @@ def manifest_schema() -> dict[str, Any]:
             "rows": {**COUNT, "description": "records"},
             "bytes": {**COUNT, "description": "size of the file"},
             "digest": {**DIGEST, "description": "running digest of the shard's trailer"},
-            "encoding": {"enum": ["hot"]},
+            "encoding": {"enum": ["hot", "compact"]},
         },
     )  # fmt: skip
     properties = {

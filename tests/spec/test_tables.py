@@ -402,7 +402,7 @@ def test_manifest_schema_refuses_what_it_must(tmp_path, key, value):
 
 
 def test_manifest_table_names_its_keys(tmp_path):
-    (table,) = [t for t in tables("05-containers.md", "## 5.4") if "value" in t[0]]
+    table = next(t for t in tables("05-containers.md", "## 5.4") if "value" in t[0])
     named = {key for row in table for key in re.findall(r"`(\w+)`", row["key"])}
     assert named == set(some_manifest(tmp_path))
 

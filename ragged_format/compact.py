@@ -1,0 +1,357 @@
+"""The compact encoding of a batch: exact, small, decoded a whole batch at a time.
+
+Two transforms and byte planes. A candidate set is stored without its sampled token, which the
+tokens already say, and as differences of its ascending ids. Every number column is then split into
+byte planes (all lowest bytes, then all second bytes, …); planes that hold one byte only are a
+number in the header. Lengths are stored once per axis, not per column. What is left is compressed
+by the container (Arrow's zstd): similar bytes side by side are what a general compressor is good
+at.
+
+An encoded batch is one Arrow row of binary columns:
+
+==================  ===============================================================================
+``header``          JSON: ``rows``, and per block ``size`` (elements), ``dtype``, ``planes``
+                    (constant byte, or null where the plane is stored), ``transform``
+``record``          the columns of the record axis, and of strings elsewhere, as one IPC stream
+``axis:NAME``       lengths of each record on a root axis, as planes
+``column:NAME``     values of a number column end to end, as planes
+==================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ragged_format.errors import CorruptError, LimitExceededError, RaggedError, Where
+from ragged_format.lists import Flat, Int64, flat, offsets_of, to_list, to_numpy
+from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
+
+__all__ = ["COMPACT_VERSION", "decode_batch", "encode_batch", "encoded_schema"]
+
+COMPACT_VERSION = 1
+# What numpy, json and Arrow raise on data that was not written by the encoder.
+_FOREIGN = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError,
+    StopIteration, TypeError, ValueError, pa.ArrowException,
+)  # fmt: skip
+# Constant planes take no bytes in the file, so that nothing else bounds a lying size.
+MAX_BLOCK_BYTES = 1 << 32
+HEADER, RECORDS = "header", "record"
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """How one array is stored.
+
+    Attributes
+    ----------
+    size : int
+        Number of elements.
+    dtype : str
+        Little-endian numpy type of an element.
+    planes : list of int or None
+        Lowest byte first: the byte that all elements have, or None where the plane is stored.
+    transform : str, optional
+        ``"set"``: ascending ids without the sampled token, as differences.
+    """
+
+    size: int
+    dtype: str
+    planes: list[int | None]
+    transform: str | None = None
+
+    def to_json(self) -> list[Any]:
+        """Return the JSON array kept in the header."""
+        return [self.size, self.dtype, self.planes, self.transform]
+
+
+def encoded_schema(schema: RaggedSchema) -> pa.Schema:
+    """Return the Arrow schema of encoded batches of `schema`, without metadata."""
+    names = [HEADER, RECORDS]
+    names += [f"axis:{axis.name}" for axis in _root_axes(schema)]
+    names += [f"column:{column.name}" for column in _number_columns(schema)]
+    return pa.schema([pa.field(name, pa.large_binary(), nullable=False) for name in names])
+
+
+def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
+    """Return `batch` as one row of binary columns.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Valid data of `schema`. Candidate sets that are not valid are stored as they are.
+    schema : RaggedSchema
+        Its declarations.
+    """
+    blocks: dict[str, Block] = {}
+    stored: dict[str, bytes] = {}
+    lists = {c.name: flat(batch.column(c.name)) for c in schema if c.axis != RECORD}
+    for axis in _root_axes(schema):
+        lengths = lists[schema.on(axis.name)[0].name].lengths
+        name = f"axis:{axis.name}"
+        blocks[name], stored[name] = _split(lengths)
+    for column in _number_columns(schema):
+        name = f"column:{column.name}"
+        values = np.ascontiguousarray(lists[column.name].numpy()).reshape(-1)
+        removed = None
+        if is_set(column, schema):
+            removed = _without_sampled(values, column, schema, lists)
+        block, stored[name] = _split(values if removed is None else removed)
+        blocks[name] = block if removed is None else replace(block, transform="set")
+    header = {"rows": batch.num_rows, "blocks": {n: b.to_json() for n, b in blocks.items()}}
+    stored[HEADER] = json.dumps(header, separators=(",", ":")).encode()
+    stored[RECORDS] = _pack_records(batch, schema)
+    target = encoded_schema(schema)
+    arrays = [pa.array([stored[name]], pa.large_binary()) for name in target.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def decode_batch(
+    encoded: pa.RecordBatch, schema: RaggedSchema, columns: list[str] | None = None
+) -> pa.RecordBatch:
+    """Return the batch that was encoded, bit for bit.
+
+    Parameters
+    ----------
+    encoded : pyarrow.RecordBatch
+        As :func:`encode_batch` makes it.
+    schema : RaggedSchema
+        Declarations of the encoded data.
+    columns : list of str, optional
+        Columns wanted. Others are not decoded, unless these need them.
+
+    Raises
+    ------
+    CorruptError
+        The blocks contradict the header (``RF-C001``).
+    """
+    wanted = schema if columns is None else schema.select(columns)
+    try:
+        header = json.loads(_stored(encoded, HEADER).tobytes())
+        blocks = {name: Block(*block) for name, block in header["blocks"].items()}
+        decoder = _Decoder(encoded, schema, blocks)
+        records = decoder.records(int(header["rows"]))
+        arrays = [
+            decoder.list_column(c, records) if c.axis != RECORD else records.column(c.name)
+            for c in wanted
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted.to_arrow())
+    except RaggedError:
+        raise
+    except _FOREIGN as err:
+        raise CorruptError(
+            "a compact batch contradicts its header", where=Where(), expected="whole blocks",
+            got=f"{type(err).__name__}: {err}", remedy="restore the file from a copy",
+        ) from err  # fmt: skip
+
+
+def is_set(column: Column, schema: RaggedSchema) -> bool:
+    """Return whether a column holds the ids of candidate sets on the target axis."""
+    axis = schema.axes.get(column.axis)
+    if axis is None or axis.counts is None or column.name != f"{axis.name}_ids":
+        return False
+    counts = schema[axis.counts]
+    return bool(counts.head_kind == "set" and counts.axis == "target")
+
+
+def _root_axes(schema: RaggedSchema) -> list[Axis]:
+    return [a for a in schema.axes.values() if a.counts is None and schema.on(a.name)]
+
+
+def _is_number(column: Column) -> bool:
+    return bool(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+
+
+def _number_columns(schema: RaggedSchema) -> list[Column]:
+    return [c for c in schema if c.axis != RECORD and _is_number(c) and not c.nullable]
+
+
+def _pack_records(batch: pa.RecordBatch, schema: RaggedSchema) -> bytes:
+    numbers = {column.name for column in _number_columns(schema)}
+    plain = [name for name in batch.schema.names if name not in numbers]
+    # Without metadata: the schema of the data has it.
+    fields = [pa.field(name, schema[name].arrow_type) for name in plain]
+    arrays = [batch.column(name) for name in plain] or [pa.nulls(batch.num_rows)]
+    fields = fields or [pa.field("rows", pa.null())]
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, pa.schema(fields)) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+    return sink.getvalue()
+
+
+def _split(values: npt.NDArray[Any]) -> tuple[Block, bytes]:
+    """Return how `values`, (n,), are stored, and the stored planes end to end."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    width = little.dtype.itemsize
+    table = little.view(np.uint8).reshape(-1, width)
+    planes: list[int | None] = []
+    stored = []
+    for byte in range(width):
+        plane = np.ascontiguousarray(table[:, byte])
+        first = int(plane[0]) if len(plane) else 0
+        if (plane == first).all():
+            planes.append(first)
+        else:
+            planes.append(None)
+            stored.append(plane)
+    data = b"".join(plane.tobytes() for plane in stored)
+    return Block(len(values), little.dtype.str, planes), data
+
+
+def _merge(block: Block, data: Bytes) -> npt.NDArray[Any]:
+    dtype = np.dtype(block.dtype)
+    if block.size * dtype.itemsize > MAX_BLOCK_BYTES:
+        raise LimitExceededError(
+            "a block is too large", expected=f"<= {MAX_BLOCK_BYTES} bytes",
+            got=block.size * dtype.itemsize,
+        )  # fmt: skip
+    kept = sum(plane is None for plane in block.planes)
+    if len(block.planes) != dtype.itemsize or len(data) != kept * block.size or block.size < 0:
+        raise CorruptError(
+            "a block has not the size that the header states",
+            expected=f"{kept} planes of {block.size} bytes", got=f"{len(data)} bytes",
+        )  # fmt: skip
+    if kept == 1 and block.planes[0] is None and not any(block.planes[1:]):
+        widened: npt.NDArray[Any] = data.astype(f"<u{dtype.itemsize}").view(dtype)
+        return widened
+    out = np.empty((block.size, dtype.itemsize), np.uint8)
+    start = 0
+    for byte, constant in enumerate(block.planes):
+        if constant is None:
+            out[:, byte] = data[start : start + block.size]
+            start += block.size
+        else:
+            out[:, byte] = constant
+    return out.reshape(-1).view(dtype)
+
+
+def _stored(encoded: pa.RecordBatch, name: str) -> Bytes:
+    array = encoded.column(name)
+    start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
+    return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
+
+
+def _sampled(schema: RaggedSchema, lists: dict[str, Flat]) -> npt.NDArray[Any]:
+    if schema.profile == "packed":
+        return lists["target_ids"].numpy()
+    out: npt.NDArray[Any] = lists["input_ids"].numpy()[lists["completion_mask"].numpy() != 0]
+    return out
+
+
+def _without_sampled(
+    values: npt.NDArray[Any], column: Column, schema: RaggedSchema, lists: dict[str, Flat]
+) -> npt.NDArray[Any] | None:
+    """Return the stored form of candidate sets, or None where they are not valid."""
+    counts = to_numpy(lists[str(schema.axes[column.axis].counts)].values).astype(np.int64)
+    sampled = _sampled(schema, lists)
+    rest = values[values != np.repeat(sampled, counts)]
+    rest_counts = counts - (counts > 0)
+    if len(rest) != rest_counts.sum():
+        return None
+    out = rest.copy()
+    out[1:] -= rest[:-1]
+    starts = offsets_of(rest_counts)[:-1][rest_counts > 0]
+    out[starts] = rest[starts]
+    # Whatever the data is, what is stored gives it back.
+    return out if np.array_equal(_with_sampled(out, counts, sampled), values) else None
+
+
+def _with_sampled(
+    stored: npt.NDArray[Any], counts: Int64, sampled: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return candidate sets from their stored form; the inverse of :func:`_without_sampled`."""
+    rest_counts = counts - (counts > 0)
+    if rest_counts.sum() != len(stored) or len(sampled) != len(counts):
+        raise CorruptError(
+            "candidate sets have not the size that their counts state",
+            expected=int(rest_counts.sum()), got=len(stored),
+        )  # fmt: skip
+    bounds = offsets_of(rest_counts)
+    filled = rest_counts > 0
+    starts = bounds[:-1][filled]
+    rest = stored
+    if len(starts):
+        # Sets are made to continue where the one before ends, so that one running sum serves all.
+        last = np.add.reduceat(stored, starts, dtype=stored.dtype)
+        steps = stored.copy()
+        steps[starts[1:]] -= last[:-1]
+        rest = np.cumsum(steps, dtype=stored.dtype)
+        below = rest < np.repeat(sampled, rest_counts)
+        position = np.zeros(len(counts), np.int64)
+        position[filled] = np.add.reduceat(below, starts, dtype=np.int64)
+    else:
+        position = np.zeros(len(counts), np.int64)
+    out = np.empty(int(counts.sum()), stored.dtype)
+    places = (offsets_of(counts)[:-1] + position)[counts > 0]
+    is_rest = np.ones(len(out), bool)
+    is_rest[places] = False
+    out[places] = sampled[counts > 0]
+    out[is_rest] = rest
+    return out
+
+
+class _Decoder:
+    """Decodes columns of one batch, each array once."""
+
+    def __init__(
+        self, encoded: pa.RecordBatch, schema: RaggedSchema, blocks: dict[str, Block]
+    ) -> None:
+        self._encoded = encoded
+        self._schema = schema
+        self._blocks = blocks
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        self._offsets: dict[str, Int64] = {}
+
+    def records(self, rows: int) -> pa.RecordBatch:
+        data = pa.py_buffer(_stored(self._encoded, RECORDS))
+        batch = pa.ipc.open_stream(data).read_next_batch()
+        if batch.num_rows != rows:
+            raise CorruptError("records are missing", expected=rows, got=batch.num_rows)
+        return batch
+
+    def values(self, column: Column) -> npt.NDArray[Any]:
+        """Return the flat values of a number column."""
+        known = self._values.get(column.name)
+        if known is None:
+            block = self._blocks[f"column:{column.name}"]
+            known = _merge(block, _stored(self._encoded, f"column:{column.name}"))
+            if block.transform == "set":
+                counts = self._schema[str(self._schema.axes[column.axis].counts)]
+                known = _with_sampled(known, self.values(counts).astype(np.int64), self._sampled())
+            self._values[column.name] = known
+        return known
+
+    def _sampled(self) -> npt.NDArray[Any]:
+        if self._schema.profile == "packed":
+            return self.values(self._schema["target_ids"])
+        ids, mask = (self.values(self._schema[n]) for n in ("input_ids", "completion_mask"))
+        out: npt.NDArray[Any] = ids[mask != 0]
+        return out
+
+    def offsets(self, axis: str) -> Int64:
+        """Return the offsets of an axis per record."""
+        known = self._offsets.get(axis)
+        if known is None:
+            counts = self._schema.axes[axis].counts
+            if counts is None:
+                name = f"axis:{axis}"
+                known = offsets_of(_merge(self._blocks[name], _stored(self._encoded, name)))
+            else:
+                column = self._schema[counts]
+                inner = offsets_of(self.values(column).astype(np.int64))
+                known = inner[self.offsets(column.axis)]
+            self._offsets[axis] = known
+        return known
+
+    def list_column(self, column: Column, records: pa.RecordBatch) -> pa.Array:
+        if f"column:{column.name}" not in self._blocks:
+            return records.column(column.name).cast(column.arrow_type)
+        return to_list(self.values(column), self.offsets(column.axis), column)

@@ -1,0 +1,240 @@
+"""The compact encoding: exact, smaller, readable like any dataset, damage found."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+import ragged_format as rf
+from ragged_format.compact import decode_batch, encode_batch
+from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
+from ragged_format.files import FileReader, write_file
+from ragged_format.packing import pack_row
+from ragged_format.testing import (
+    assert_ragged_equal,
+    packed_batches,
+    rollouts,
+    sample_batches,
+    variants,
+)
+
+
+def round_trip(batch):
+    schema = rf.parse_schema(batch.schema)
+    return decode_batch(encode_batch(batch, schema), schema)
+
+
+@given(sample_batches())
+def test_samples_come_back_bit_for_bit(batch):
+    assert_ragged_equal(round_trip(batch), batch, check_schema=True)
+
+
+@given(packed_batches())
+def test_packed_rows_come_back_bit_for_bit(batch):
+    assert_ragged_equal(round_trip(batch), batch, check_schema=True)
+
+
+def test_every_physical_form_gives_one_encoding():
+    batch = rollouts(np.random.default_rng(1), num_samples=6, columns=None)
+    schema = rf.parse_schema(batch.schema)
+    expected = encode_batch(batch, schema)
+    for name, form in variants(batch, same_schema=True).items():
+        got = encode_batch(form, schema)
+        assert got["column:candidate_ids"].equals(expected["column:candidate_ids"]), name
+        assert_ragged_equal(decode_batch(got, schema), batch)
+
+
+def candidates(sets, sampled, counts=None):
+    """One record whose tokens 1.. are scored with these candidate sets."""
+    schema = rf.sample_schema(vocab_size=50, columns=["candidate_counts", "candidate_ids"])
+    row = {
+        "sample_id": "a", "input_ids": [0, *sampled],
+        "completion_mask": [0] + [1] * len(sampled),
+        "candidate_counts": [len(s) for s in sets] if counts is None else counts,
+        "candidate_ids": [i for s in sets for i in s],
+    }  # fmt: skip
+    return pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def transform_of(batch):
+    encoded = encode_batch(batch, rf.parse_schema(batch.schema))
+    return json.loads(encoded["header"][0].as_py())["blocks"]["column:candidate_ids"][3]
+
+
+@pytest.mark.parametrize(
+    ("sets", "sampled"),
+    [
+        ([[3], [7], [0]], [3, 7, 0]),
+        ([[0, 1, 49], [], [5, 6]], [49, 9, 5]),
+        ([[], []], [1, 2]),
+        ([], []),
+        ([[2, 4, 6, 8], [0, 49], [1]], [6, 0, 1]),
+    ],
+)
+def test_sets_lose_what_the_tokens_say_and_get_it_back(sets, sampled):
+    batch = candidates(sets, sampled)
+    assert transform_of(batch) == "set"
+    assert round_trip(batch).equals(batch)
+
+
+@pytest.mark.parametrize(
+    ("sets", "sampled"),
+    [
+        ([[3, 1, 2]], [1]),
+        ([[4, 3]], [3]),
+        ([[3, 4]], [5]),
+        ([[3, 3]], [3]),
+        ([[2, 2, 3]], [3]),
+        ([[-1, 3]], [3]),
+    ],
+)
+def test_sets_that_are_not_valid_come_back_too(sets, sampled):
+    batch = candidates(sets, sampled)
+    assert round_trip(batch).equals(batch)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return rollouts(np.random.default_rng(0), num_samples=40)
+
+
+@pytest.fixture
+def path(tmp_path, data):
+    with rf.Writer(tmp_path / "data", data.schema, encoding="compact", batch_rows=7) as writer:
+        writer.write(data)
+    return tmp_path / "data"
+
+
+def test_a_dataset_of_compact_shards_reads_like_any_other(path, data, tmp_path):
+    with rf.Writer(tmp_path / "hot", data.schema, batch_rows=7) as writer:
+        writer.write(data)
+    hot, dataset = rf.Dataset(tmp_path / "hot"), rf.Dataset(path, verify=True)
+    assert_ragged_equal(dataset[:], data)
+    assert_ragged_equal(dataset.take([39, 0, 7, 7]), hot.take([39, 0, 7, 7]))
+    assert_ragged_equal(dataset[-1], data[39:])
+    narrow = list(dataset.batches(columns=["candidate_ids"]))
+    assert narrow[0].schema.names == ["completion_mask", "candidate_counts", "candidate_ids"]
+    dataset.validate()
+    dataset.verify()
+    # Logical digests do not depend on the encoding, so that neither does the fingerprint.
+    assert dataset.fingerprint == hot.fingerprint
+    assert dataset.shards[0].encoding == "compact"
+    assert dataset.shards[0].bytes < 0.6 * hot.shards[0].bytes
+
+
+def test_one_dataset_may_hold_both_encodings(path, data):
+    more = rollouts(np.random.default_rng(2), num_samples=3, prefix="t")
+    with rf.Writer(path, data.schema, mode="append") as writer:
+        writer.write(more)
+    assert_ragged_equal(rf.Dataset(path)[40:], more)
+    assert [shard.encoding for shard in rf.Dataset(path).shards] == ["compact", "hot"]
+
+
+def test_the_one_door_opens_a_compact_file(path, data):
+    file = path / rf.Dataset(path).shards[0].name
+    source = rf.open_source(file)
+    assert isinstance(source, CompactReader)
+    assert_ragged_equal(rf.concat(list(source.batches())), data)
+    assert source.num_batches == len(source.rows_per_batch) == 6
+    assert source.verify().rows == source.num_rows == 40
+    assert next(iter(source)).num_rows == 7
+    with pytest.raises(rf.OutOfRangeError):
+        source.batch(6)
+
+
+def test_a_reader_of_plain_batches_refuses_it_by_name(path):
+    with pytest.raises(rf.UnsupportedFeatureError, match="requires features"):
+        FileReader(path / rf.Dataset(path).shards[0].name)
+
+
+def test_a_plain_file_is_not_compact(tmp_path, data):
+    write_file(tmp_path / "hot.arrow", data)
+    assert not is_compact(tmp_path / "hot.arrow")
+    assert not is_compact(tmp_path / "absent.arrow")
+    with pytest.raises(rf.NotRaggedError):
+        CompactReader(tmp_path / "hot.arrow")
+    with pytest.raises(rf.DatasetNotFoundError):
+        CompactReader(tmp_path / "absent.arrow")
+
+
+def test_nothing_is_published_by_a_writer_that_gives_up(tmp_path, data):
+    writer = CompactWriter(tmp_path / "x.arrow", data.schema, validate="full")
+    writer.write(data)
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
+    broken = data.set_column(
+        data.schema.get_field_index("input_ids"), data.schema.field("input_ids"),
+        pa.array([[-1] * len(ids) for ids in data["input_ids"].to_pylist()],
+                 data.schema.field("input_ids").type),
+    )  # fmt: skip
+    writer = CompactWriter(tmp_path / "x.arrow", data.schema, validate="full")
+    with pytest.raises(rf.InvariantError):
+        writer.write(broken)
+    writer.abort()
+
+
+def small_file(path):
+    batch = candidates([[3, 5], [7]], [5, 7])
+    writer = CompactWriter(path, batch.schema)
+    writer.write(batch)
+    writer.write(batch)
+    writer.close()
+    assert writer.close() is writer.trailer
+    return batch, path.read_bytes()
+
+
+def outcome(path):
+    reader = CompactReader(path)
+    return list(reader.scan())
+
+
+def test_cut_anywhere_it_is_a_typed_error(tmp_path):
+    path = tmp_path / "x.arrow"
+    _, data = small_file(path)
+    for size in range(0, len(data), 17):
+        path.write_bytes(data[:size])
+        with pytest.raises(rf.RaggedError):
+            outcome(path)
+
+
+def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path):
+    path = tmp_path / "x.arrow"
+    batch, data = small_file(path)
+    for position in range(6, len(data), 11):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x41]) + data[position + 1 :])
+        try:
+            for got in outcome(path):
+                assert_ragged_equal(got, batch)
+        except rf.RaggedError:
+            pass
+
+
+def test_blocks_that_contradict_the_header_are_corrupt(data):
+    schema = rf.parse_schema(data.schema)
+    encoded = encode_batch(data, schema)
+    for name in set(encoded.schema.names) - {"record"}:  # Arrow reads a stream without its end
+        index = encoded.schema.get_field_index(name)
+        short = pa.array([encoded[name][0].as_py()[:-1]], pa.large_binary())
+        broken = encoded.set_column(index, encoded.schema.field(index), short)
+        with pytest.raises(rf.CorruptError):
+            decode_batch(broken, schema)
+
+
+def test_packed_rows_are_smaller_too(tmp_path, data):
+    samples = rf.select(data, "record", np.arange(40) < 8)
+    row = pack_row(samples, null_advantage="keep")
+    for encoding in ("hot", "compact"):
+        with rf.Writer(tmp_path / encoding, row.schema, encoding=encoding) as writer:
+            writer.write(row)
+    assert_ragged_equal(rf.Dataset(tmp_path / "compact")[:], row)
+
+
+def test_the_version_of_the_encoding_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr("ragged_format.compact_files.COMPACT_VERSION", 2)
+    small_file(tmp_path / "x.arrow")
+    monkeypatch.undo()
+    with pytest.raises(rf.UnsupportedFeatureError) as caught:
+        CompactReader(tmp_path / "x.arrow")
+    assert caught.value.got == "2"

@@ -1,0 +1,64 @@
+"""Compact files, read by the words of the specification (§5.5) with plain Arrow and lists."""
+
+import base64
+import json
+
+import numpy as np
+import pyarrow as pa
+
+import ragged_format as rf
+from ragged_format.compact_files import CompactWriter
+from ragged_format.testing import rollouts
+
+
+def block(encoded, header, name):
+    """The values of a block, without its transform."""
+    size, dtype, planes, _ = header["blocks"][name]
+    data = encoded[name][0].as_py()
+    stored = iter([data[i : i + size] for i in range(0, len(data), size or 1)])
+    columns = [[p] * size if p is not None else list(next(stored)) for p in planes]
+    raw = b"".join(bytes(element) for element in zip(*columns, strict=True))
+    return np.frombuffer(raw, dtype).tolist()
+
+
+def sets(stored, counts, sampled):
+    out, values = [], iter(stored)
+    for count, token in zip(counts, sampled, strict=True):
+        ids, last = [], 0
+        for _ in range(max(count - 1, 0)):
+            last += next(values)
+            ids.append(last)
+        out += sorted([*ids, token]) if count else []
+    return out
+
+
+def test_a_compact_file_is_what_the_specification_says(tmp_path):
+    data = rollouts(np.random.default_rng(3), num_samples=5, prompt_length=6, response_length=9)
+    writer = CompactWriter(tmp_path / "x.arrow", data.schema)
+    writer.write(data)
+    writer.close()
+    file = pa.ipc.open_file(pa.memory_map(str(tmp_path / "x.arrow")))
+    metadata = file.schema.metadata
+    assert json.loads(metadata[b"ragged_format:required_features"]) == ["compact"]
+    message = base64.b64decode(metadata[b"ragged_format:schema"])
+    assert pa.ipc.read_schema(pa.py_buffer(message)).equals(data.schema, check_metadata=True)
+    assert file.num_record_batches == 2
+    encoded, custom = file.get_batch_with_custom_metadata(0)
+    assert custom[b"ragged_format:digest"].decode() == rf.digest(data).hex()
+    assert file.get_batch(1).num_rows == 0
+    header = json.loads(encoded["header"][0].as_py())
+    assert header["rows"] == 5
+    records = pa.ipc.open_stream(encoded["record"][0].as_py()).read_next_batch()
+    assert records["sample_id"].equals(data["sample_id"])
+    assert block(encoded, header, "axis:token") == [len(ids) for ids in data["input_ids"]]
+    flat = {
+        name.removeprefix("column:"): block(encoded, header, name)
+        for name in header["blocks"]
+        if name.startswith("column:")
+    }
+    assert header["blocks"]["column:candidate_ids"][3] == "set"
+    pairs = zip(flat["input_ids"], flat["completion_mask"], strict=True)
+    sampled = [token for token, scored in pairs if scored]
+    flat["candidate_ids"] = sets(flat["candidate_ids"], flat["candidate_counts"], sampled)
+    for name, values in flat.items():
+        assert values == [v for row in data[name].to_pylist() for v in row], name
