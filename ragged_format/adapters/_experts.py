@@ -97,7 +97,7 @@ def place_experts(
     choices: Sequence[Choice], shape: tuple[int, int], report: ConversionReport
 ) -> npt.NDArray[np.int16]:
     """Return the experts of every token, (tokens, layers * k) int16, -1 where there is none."""
-    lengths = [len(choice.prompt_ids) + len(choice.token_ids) for choice in choices]
+    lengths = [choice.num_tokens for choice in choices]
     out = np.full((sum(lengths), shape[0] * shape[1]), NO_EXPERT, np.int16)
     begin = 0
     for choice, length in zip(choices, lengths, strict=True):
