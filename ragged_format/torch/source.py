@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -202,6 +203,9 @@ class Records:
         # Of the shards opened so far: the first record and the key of every batch, in order.
         self._opened: dict[int, tuple[Int64, Int64]] = {}
         self._starts: Int64 = np.zeros(0, np.int64)
+        # The same starts, and those of shards, for looking up one: numpy's calls cost much more.
+        self._start_list: list[int] = []
+        self._shard_starts: list[int] = self._bounds[:-1].tolist()
         self._keys: Int64 = np.zeros(0, np.int64)
         self._places: list[tuple[int, int]] = []
 
@@ -222,9 +226,7 @@ class Records:
         while first < last:
             begin, end, view = self._around
             if not begin <= first < end:
-                (key,), (row,) = self.locate(np.array([first], np.int64))
-                view = self.view(key)
-                begin = first - row
+                begin, view = self._batch_of(first)
                 end = begin + view.num_rows
                 self._around = begin, end, view
             stop = min(last, end)
@@ -233,6 +235,14 @@ class Records:
             lasts.append(stop - begin)
             first = stop
         return runs
+
+    def _batch_of(self, record: int) -> tuple[int, View]:
+        """Return the first record and the view of the batch that holds a record."""
+        shard = bisect_right(self._shard_starts, record) - 1
+        if shard not in self._opened:
+            self._open(np.array([shard]))
+        found = bisect_right(self._start_list, record) - 1
+        return self._start_list[found], self.view(int(self._keys[found]))
 
     def view(self, key: int) -> View:
         """Return the view of one record batch."""
@@ -267,4 +277,5 @@ class Records:
             self._opened[number] = bounds[filled] + self._bounds[number], keys
         parts = [self._opened[number] for number in sorted(self._opened)]
         self._starts = np.concatenate([starts for starts, _ in parts])
+        self._start_list = self._starts.tolist()
         self._keys = np.concatenate([keys for _, keys in parts])
