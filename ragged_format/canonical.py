@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ragged_format.lists import Int64
     from ragged_format.schema import Column
 
-__all__ = ["ArrowExportable", "as_batches", "as_table", "canonical", "require_same"]
+__all__ = ["ArrowExportable", "as_batch", "as_batches", "as_table", "canonical", "require_same"]
 
 
 class ArrowExportable(Protocol):
@@ -206,6 +206,25 @@ def as_batches(data: Any) -> Iterator[pa.RecordBatch]:
         return
     table = as_table(data)
     yield from table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+
+
+def as_batch(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    """Return a batch as it is, and a table as one batch (a copy if it has several chunks).
+
+    Raises
+    ------
+    SchemaMismatchError
+        The data is neither.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return data
+    if isinstance(data, pa.Table):
+        batches = list(as_batches(data))
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    raise SchemaMismatchError(
+        "the data is not an Arrow batch", expected="a RecordBatch or a Table",
+        got=type(data).__name__, remedy="convert it with rf.canonical(data, schema)",
+    )  # fmt: skip
 
 
 def as_table(data: Any) -> pa.Table:

@@ -5,6 +5,7 @@ The directory, the manifest and how a commit works are described in :mod:`ragged
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -166,7 +167,14 @@ class Dataset:
         """
         if isinstance(index, slice):
             return self.take(range(*index.indices(self.num_rows)))
-        return self._projection.apply(self._snapshot.record(self._position(int(index))))
+        try:
+            position = operator.index(index)
+        except TypeError as err:
+            raise OutOfRangeError(
+                "an index is an integer or a slice", where=Where(file=str(self.path)),
+                expected="int or slice", got=repr(index),
+            ) from err  # fmt: skip
+        return self._projection.apply(self._snapshot.record(self._position(position)))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self.batches():

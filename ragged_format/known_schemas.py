@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from ragged_format.digest import schema_digest
+from ragged_format.digest import DigestPlan, digest_plan, schema_digest
 from ragged_format.errors import CorruptError, UnsupportedFeatureError
-from ragged_format.flatbuffer import SCHEMA, is_big_endian, parse_header
+from ragged_format.flatbuffer import SCHEMA, Header, is_big_endian, parse_header, prefix_size
 from ragged_format.parse import parse_schema
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
 
-__all__ = ["KnownSchema", "known_schema", "read_schema_message"]
+__all__ = ["Empty", "KnownSchema", "known_schema", "read_schema_message"]
 
 _KEPT = 16
+
+
+class Empty(NamedTuple):
+    """A message of a batch without rows: its flatbuffer, what that says, its body."""
+
+    flatbuffer: bytes
+    header: Header
+    body: bytes
 
 
 class KnownSchema(NamedTuple):
@@ -35,17 +43,20 @@ class KnownSchema(NamedTuple):
         Its declarations.
     digest : str
         Schema digest, 32 hexadecimal digits.
+    plan : DigestPlan
+        How to digest batches.
     message : bytes
         The Arrow schema message.
-    empty : bytes
+    empty : Empty
         Message of a batch without rows.
     """
 
     schema: pa.Schema
     ragged: RaggedSchema
     digest: str
+    plan: DigestPlan
     message: bytes
-    empty: bytes
+    empty: Empty
 
 
 _recent: list[KnownSchema] = []
@@ -59,13 +70,22 @@ def known_schema(schema: pa.Schema) -> KnownSchema:
     ------
     NotRaggedError, UnsupportedVersionError, UnsupportedFeatureError, SchemaMismatchError
     """
+    if not isinstance(schema, pa.Schema):
+        parse_schema(schema)  # raises
     for known in _recent:
         if known.schema is schema or known.schema.equals(schema, check_metadata=True):
             return known
     ragged = parse_schema(schema)
-    empty = pa.RecordBatch.from_pylist([], schema=schema).serialize().to_pybytes()
+    message = pa.RecordBatch.from_pylist([], schema=schema).serialize().to_pybytes()
+    start = 8 + prefix_size(message[:8])
+    empty = Empty(message[8:start], parse_header(message[8:start]), message[start:])
     known = KnownSchema(
-        schema, ragged, schema_digest(schema).hex(), schema.serialize().to_pybytes(), empty
+        schema,
+        ragged,
+        schema_digest(schema).hex(),
+        digest_plan(schema),
+        schema.serialize().to_pybytes(),
+        empty,
     )
     _recent.insert(0, known)
     del _recent[_KEPT:]

@@ -50,6 +50,11 @@ def parse_schema(schema: pa.Schema) -> RaggedSchema:
     ------
     NotRaggedError, UnsupportedVersionError, UnsupportedFeatureError, SchemaMismatchError
     """
+    if not isinstance(schema, pa.Schema):
+        raise NotRaggedError(
+            "a schema is a pyarrow.Schema of this format", expected="pyarrow.Schema",
+            got=type(schema).__name__, remedy="make one with rf.sample_schema(vocab_size=…)",
+        )  # fmt: skip
     for seen, parsed in _recent:
         if seen is schema or seen.equals(schema, check_metadata=True):
             return parsed

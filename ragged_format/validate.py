@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.canonical import ArrowExportable, as_batches
-from ragged_format.errors import InvariantError, Where
+from ragged_format.errors import InvariantError, LimitExceededError, Where
 from ragged_format.lists import Flat, Int64, flat, offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.rules import FULL_RULES
@@ -25,6 +25,7 @@ from ragged_format.view import View, locate
 __all__ = ["UniqueIds", "validate"]
 
 Level = Literal["full", "structural"]
+LEVELS: tuple[Level, ...] = ("full", "structural")
 MAX_AXIS_LENGTH = 2**62
 
 
@@ -51,6 +52,8 @@ def validate(
     ------
     NotRaggedError, SchemaMismatchError, UnsupportedVersionError, UnsupportedFeatureError
         The schema is not one of this format.
+    LimitExceededError
+        `level` is no level (``RF-L001``).
     InvariantError
         With the code of the broken rule, the row, column and position of its first breach.
 
@@ -67,6 +70,10 @@ def validate(
       expected: 0 <= id < 10
       got:      12
     """
+    if level not in LEVELS:
+        raise LimitExceededError(
+            "level has no such choice", expected=" or ".join(map(repr, LEVELS)), got=level
+        )
     outer = where or Where()
     ids = UniqueIds()
     for number, batch in enumerate(as_batches(data), outer.batch or 0):

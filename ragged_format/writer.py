@@ -161,7 +161,14 @@ class Writer:
         self._file: FileWriter | CompactWriter | None = None
         self._encoding: Encoding = encoding
         self._state: Literal["open", "committed", "aborted"] = "open"
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as err:
+            raise DatasetExistsError(
+                "a dataset is a directory, and there is a file in its place",
+                where=Where(file=str(self.path)), expected="a directory, or nothing", got="a file",
+                remedy="choose another path",
+            ) from err  # fmt: skip
         self._merged(self._current())
         self._token = secrets.token_hex(8)
         self._lease = _Lease(self.path, self._token)

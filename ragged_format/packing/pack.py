@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.canonical import as_batch
 from ragged_format.errors import InvariantError, LimitExceededError, PackingError, Where
 from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.packing.forest import Forest, Fork, Keys, chains, common_prefixes, grow, paths
@@ -97,7 +98,7 @@ def scored_tokens(samples: pa.RecordBatch) -> Scored:
 
 
 def pack_row(
-    samples: pa.RecordBatch,
+    samples: pa.RecordBatch | pa.Table,
     packing: Packing = "tree",
     fork: Fork = "token",
     *,
@@ -119,7 +120,7 @@ def pack_row(
 
     Parameters
     ----------
-    samples : pyarrow.RecordBatch
+    samples : pyarrow.RecordBatch or pyarrow.Table
         Profile ``sample``; validated input is assumed beyond what is listed under *Raises*.
     packing : {"tree", "sequence"}
         Share common prefixes, or lay whole samples end to end.
@@ -174,6 +175,7 @@ def pack_row(
     check_choice("packing", packing)
     check_choice("fork", fork)
     check_choice("null_advantage", null_advantage)
+    samples = as_batch(samples)
     layout = layout_of(samples.schema)
     scored = scored_tokens(samples)
     targets = np.diff(scored.bounds)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.canonical import as_batch
 from ragged_format.errors import PackingError
 from ragged_format.packing.bins import (
     FULL,
@@ -196,10 +197,11 @@ def plan_rows(
     check_choice("fork", fork)
     check_choice("tail", tail)
     for name, value in (("token_budget", token_budget), ("ranks", ranks), ("window", window)):
-        if value < 1:
-            raise PackingError(f"{name} is positive", expected=">= 1", got=value)
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise PackingError(f"{name} is a positive integer", expected=">= 1", got=value)
     if not max_repeat >= 0:
         raise PackingError("max_repeat is not negative", expected=">= 0", got=max_repeat)
+    samples = as_batch(samples) if not isinstance(samples, pa.Table) else samples
     rules = layout_of(samples.schema).rules
     batch = _planning_columns(samples, rules)
     scored = scored_tokens(batch)

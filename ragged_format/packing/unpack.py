@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ragged_format.canonical import as_batch
 from ragged_format.errors import InvariantError, PackingError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of, ranges, segment_sums, to_list, to_numpy
 from ragged_format.packing.forest import paths
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["unpack_row"]
 
 
-def unpack_row(packed: pa.RecordBatch) -> pa.RecordBatch:
+def unpack_row(packed: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     """Return the members of packed rows as samples, the inverse of ``pack_row``.
 
     Samples come back in the order of rows and members, with the columns that the row holds; what
@@ -70,6 +71,7 @@ def unpack_row(packed: pa.RecordBatch) -> pa.RecordBatch:
     >>> unpack_row(pack_row(samples)).equals(samples)
     True
     """
+    packed = as_batch(packed)
     schema = parse_schema(packed.schema)
     if schema.profile != "packed":
         raise SchemaMismatchError(
