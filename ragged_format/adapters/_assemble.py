@@ -234,7 +234,7 @@ def _record_column(choices: Sequence[Choice], column: Column, values: Sequence[A
     try:
         if all(_fits(column.name, value) for value in values):
             return pa.array(values, column.type)
-    except (pa.ArrowException, TypeError, OverflowError):
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError):
         pass
     first = next(i for i, value in enumerate(values) if not _is_storable(column, value))
     return malformed(
@@ -248,7 +248,7 @@ def _is_storable(column: Column, value: Any) -> bool:
     try:
         pa.array([value], column.type)
         return _fits(column.name, value)
-    except (pa.ArrowException, TypeError, OverflowError):
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError):
         return False
 
 
