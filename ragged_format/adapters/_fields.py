@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ragged_format.adapters._build import field_of
 from ragged_format.adapters._tables import HeadRows, unpad_rows
-from ragged_format.adapters._values import as_ids, as_rows, malformed
+from ragged_format.adapters._values import as_float_rows, as_ids, as_rows, malformed
 from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
@@ -169,6 +169,43 @@ class Fields:
         except (TypeError, ValueError) as err:
             malformed(f"{name} have ids and numbers", Where(column=name), "id: number", str(err))
         return HeadRows(np.array(counts, np.int64), ids, floats), null
+
+    def ranked_heads(self, name: str, lengths: Sequence[int]) -> tuple[HeadRows, Bools]:
+        """Return a field of dicts ``{id: {logprob, rank}}`` per token, in order of their ranks.
+
+        A position may be null. Also returned: which log-probs are null.
+        """
+        keys: list[Any] = []
+        entries: list[Any] = []
+        counts: list[int] = []
+        for row, (payload, length) in enumerate(zip(self.payloads, lengths, strict=True)):
+            value = field_of(payload, name)
+            if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+                malformed(f"{name} are objects per token", self.where(row, name), "a list", value)
+            self._check_length(row, name, len(value), length)
+            for position, head in enumerate(value):
+                fits = head is None or isinstance(head, Mapping)
+                if not fits or not all(isinstance(e, Mapping) for e in (head or {}).values()):
+                    malformed(
+                        f"{name} are objects by id", self.where(row, name, position),
+                        "{id: {logprob, rank}} or null", head,
+                    )  # fmt: skip
+            keys.extend(chain.from_iterable(head or () for head in value))
+            entries.extend(chain.from_iterable((head or {}).values() for head in value))
+            counts.extend(len(head or ()) for head in value)
+        given = [entry.get("logprob") for entry in entries]
+        floats = as_float_rows([given], lambda p=None: Where(column=name, position=p)).values
+        null = np.array([item is None for item in given], bool)
+        try:
+            ids = np.array([int(key) for key in keys], np.int64)
+        except ValueError as err:
+            malformed(f"{name} are keyed by token id", Where(column=name), "an id", str(err))
+        # Entries without a rank come last, as they came.
+        last = np.iinfo(np.int64).max
+        ranks = np.array([last if (r := e.get("rank")) is None else r for e in entries], np.int64)
+        sizes = np.array(counts, np.int64)
+        order = np.lexsort((ranks, np.repeat(np.arange(len(sizes)), sizes)))
+        return HeadRows(sizes, ids[order], floats[order]), null[order]
 
     def table_heads(
         self, ids_name: str, values_name: str, lengths: Sequence[int], *, fill: float = -1

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ragged_format.adapters._tables import HeadRows, clean_heads, find_in_rows
 from ragged_format.errors import ConversionError
-from ragged_format.lists import Int64, offsets_of, ranges, segment_sums
+from ragged_format.lists import ranges
 from ragged_format.profiles import standard_column
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import LogProb
@@ -177,15 +177,3 @@ def with_realized(
     counts = heads.counts.copy()
     counts[lacking] += 1
     return HeadRows(counts, ids[order], values[order]), len(lacking), 0
-
-
-def token_counts(counts: Int64, positions: Int64, tokens: int) -> Int64:
-    """Return counts of targets as counts of all tokens, (tokens,) int64."""
-    out = np.zeros(tokens, np.int64)
-    out[positions] = counts
-    return out
-
-
-def sums_by(counts: Int64, lengths: Int64) -> Int64:
-    """Return the entries of each sample, given the counts of its rows, (n,) int64."""
-    return segment_sums(counts, offsets_of(lengths))
