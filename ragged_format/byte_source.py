@@ -11,7 +11,15 @@ import zstandard
 from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
 from ragged_format.flatbuffer import Header, parse_header, prefix_size
 
-__all__ = ["ByteSource", "Message", "byte_source", "describe", "next_head", "next_message"]
+__all__ = [
+    "ByteSource",
+    "Message",
+    "byte_source",
+    "describe",
+    "next_body",
+    "next_head",
+    "skip_body",
+]
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # Window that a zstd frame may ask for; the default levels of zstd stay below 8 MiB.
@@ -42,6 +50,10 @@ class ByteSource(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Leave the underlying object behind the last byte read; it stays open."""
+        ...
+
 
 class BufferSource:
     """Bytes in memory; messages are views where their body is aligned."""
@@ -70,6 +82,9 @@ class BufferSource:
         view[len(head) :] = self._view[start : start + size]
         return buffer
 
+    def close(self) -> None:
+        pass
+
 
 class BytesIOSource(BufferSource):
     """A ``BytesIO``: its bytes do not change when it is written to, so that views are safe."""
@@ -77,17 +92,12 @@ class BytesIOSource(BufferSource):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(pa.py_buffer(file.getvalue()))
         self.position = file.tell()
-        self._file = file
+        self._file: io.BytesIO | None = file
 
-    def read(self, size: int) -> memoryview:
-        out = super().read(size)
-        self._file.seek(self.position)
-        return out
-
-    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
-        out = super().message(head, size)
-        self._file.seek(self.position)
-        return out
+    def close(self) -> None:
+        if self._file is not None and not self._file.closed:
+            self._file.seek(self.position)
+        self._file = None  # later calls must not move it again
 
 
 class FileSource:
@@ -107,6 +117,9 @@ class FileSource:
         buffer, view = _allocate(len(head), size)
         view[: len(head)] = head
         return buffer if self._fill(view[len(head) :]) == size else None
+
+    def close(self) -> None:
+        pass
 
     def _fill(self, out: memoryview) -> int:
         done = 0
@@ -168,8 +181,10 @@ def byte_source(source: Any) -> ByteSource:
     source : bytes-like, pyarrow.Buffer or binary file object
         A file object needs ``read`` only; it need not seek.
     """
-    if type(source) is io.BytesIO and bytes(source.getbuffer()[:4]) != ZSTD_MAGIC:
-        return BytesIOSource(source)
+    if type(source) is io.BytesIO:
+        start = source.tell()
+        if source.getvalue()[start : start + 4] != ZSTD_MAGIC:
+            return BytesIOSource(source)
     if hasattr(source, "read"):
         peeked = bytes(FileSource(source).read(4))
         if peeked == ZSTD_MAGIC:
@@ -208,23 +223,18 @@ def next_head(source: ByteSource, prefix: bytes | memoryview, *, max_bytes: int)
     return b"".join((prefix, metadata))
 
 
-def next_message(
-    source: ByteSource, prefix: bytes | memoryview, *, max_bytes: int
-) -> Message | None:
-    """Return the message that begins with the 8 bytes just read; None for the end-of-stream mark.
+def next_body(source: ByteSource, head: bytes, *, max_bytes: int) -> Message:
+    """Return the message that has this head, just read.
 
     Raises
     ------
     TruncatedError
-        The data ends inside the message.
+        The data ends inside the body.
     LimitExceededError
         The message is larger than `max_bytes`; nothing was allocated for it.
     CorruptError
         Its metadata is malformed.
     """
-    head = next_head(source, prefix, max_bytes=max_bytes)
-    if head is None:
-        return None
     flatbuffer = memoryview(head)[8:]
     header = parse_header(flatbuffer)
     if len(head) + header.body_bytes > max_bytes:
@@ -234,6 +244,13 @@ def next_message(
     if buffer is None:
         raise _cut("the body", header.body_bytes, source.position - start)
     return Message(buffer, flatbuffer, header)
+
+
+def skip_body(source: ByteSource, size: int) -> None:
+    """Read a body of `size` bytes that has no content; raises if the data ends inside it."""
+    got = len(source.read(size))
+    if got < size:
+        raise _cut("the body", size, got)
 
 
 def _cut(part: str, expected: int, got: int) -> TruncatedError:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
 
 __all__ = [
+    "NOWHERE",
     "VALIDATIONS",
     "Batches",
     "Projection",
@@ -48,6 +49,9 @@ Batches: TypeAlias = Iterable[pa.RecordBatch | pa.Table] | pa.RecordBatch | pa.T
 
 
 VALIDATIONS: tuple[Validation, ...] = ("full", "structural", "off")
+
+
+NOWHERE = Where()
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -102,12 +106,15 @@ def iter_batches(data: Batches) -> Iterator[pa.RecordBatch]:
         yield from data.to_batches()
     else:
         for part in data:
-            if not isinstance(part, pa.RecordBatch | pa.Table):
+            if isinstance(part, pa.RecordBatch):
+                yield part
+            elif isinstance(part, pa.Table):
+                yield from part.to_batches()
+            else:
                 raise SchemaMismatchError(
                     "the data is not an Arrow batch", expected="a RecordBatch or a Table",
                     got=type(part).__name__, remedy="convert it with rf.canonical(data, schema)",
                 )  # fmt: skip
-            yield from iter_batches(part)
 
 
 def with_schema(
@@ -156,12 +163,12 @@ def decode(
         raise CorruptError(
             "a message is not a record batch", expected=BATCH, got=message.header.kind
         )
-    layout = layout_of(message.flatbuffer, message.header)
     body = memoryview(message.buffer).cast("B")[8 + len(message.flatbuffer) :]
-    batch = decode_batch(message.buffer, known.schema, layout, body, max_bytes=max_bytes)
+    layout = layout_of(message.flatbuffer, message.header, body)
+    batch = decode_batch(message.buffer, known.schema, layout, max_bytes=max_bytes)
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
-    content = _content_digest(batch, layout, body) if verify else b""
+    content = _content_digest(batch, known, layout) if verify else b""
     if verify and content.hex().encode() != stated:
         raise ChecksumError(
             "a batch does not match its digest",
@@ -171,14 +178,14 @@ def decode(
         )  # fmt: skip
     check_arrays(batch)
     if validate != "off":
-        validate_batch(batch, known.ragged, validate, Where())
+        validate_batch(batch, known.ragged, validate, NOWHERE)
     tally.add(content, batch.num_rows, metadata)
     return batch, metadata
 
 
-def _content_digest(batch: pa.RecordBatch, layout: Layout, body: memoryview) -> bytes:
+def _content_digest(batch: pa.RecordBatch, known: KnownSchema, layout: Layout) -> bytes:
     try:
-        return digest(batch) if layout.compressed else message_digest(batch.schema, layout, body)
+        return digest(batch) if layout.compressed else message_digest(known.plan, layout)
     except InvariantError:
         return b""  # no writer digests such arrays, so their digest cannot match
 

@@ -57,8 +57,10 @@ from ragged_format.schema import RECORD, Column
 from ragged_format.soundness import check_arrays
 
 __all__ = [
+    "DigestPlan",
     "canonical_json",
     "digest",
+    "digest_plan",
     "message_digest",
     "record_digests",
     "schema_digest",
@@ -88,36 +90,28 @@ class _Plan(NamedTuple):
     column: Column
 
 
-class _Known(NamedTuple):
+class DigestPlan(NamedTuple):
+    """How to digest batches of one schema.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The schema.
+    start : xxhash.xxh3_128
+        A hasher that has seen the declarations.
+    columns : list
+        How to digest each column.
+    sizes : (int, int)
+        Entries of nodes and of buffers in a message.
+    """
+
     schema: pa.Schema
-    start: Any  # a hasher that has seen the declarations
-    plans: list[_Plan]
-    sizes: tuple[int, int]  # entries of nodes and buffers in a message
+    start: Any
+    columns: list[_Plan]
+    sizes: tuple[int, int]
 
 
-class _Content(NamedTuple):
-    """A batch message: nodes are pairs of length and null count, buffers of offset and length."""
-
-    rows: int
-    nodes: memoryview
-    buffers: memoryview
-    body: memoryview
-
-    def view(self, index: int, start: int, size: int) -> memoryview:
-        """Return bytes of a buffer; raises unless it holds them."""
-        offset, length = self.buffers[index], self.buffers[index + 1]
-        begin = offset + start
-        end = begin + size
-        if offset < 0 or not 0 <= start <= start + size <= length or end > len(self.body):
-            raise _broken(f"{size} bytes at {start} of a buffer of {length} at {offset}")
-        return self.body[begin:end]
-
-    def array(self, index: int, dtype: Any, count: int) -> npt.NDArray[Any]:
-        """Return the first elements of a buffer."""
-        return np.frombuffer(self.view(index, 0, count * np.dtype(dtype).itemsize), dtype)
-
-
-_recent: list[_Known] = []
+_recent: list[DigestPlan] = []
 
 
 def digest(batch: pa.RecordBatch) -> bytes:
@@ -141,11 +135,10 @@ def digest(batch: pa.RecordBatch) -> bytes:
     >>> digest(batch.slice(1)).hex()
     '4f92e1770a433729d5eeddc9c02f1ca7'
     """
-    known, content = _serialize(batch)
-    return _digest(known, content)
+    return message_digest(*_serialize(batch))
 
 
-def message_digest(schema: pa.Schema, layout: Layout, body: memoryview) -> bytes:
+def message_digest(plan: DigestPlan, layout: Layout) -> bytes:
     """Return the digest of the batch that an uncompressed message holds, 16 bytes.
 
     Guarantees: no copy; memory-safe whatever the message says.
@@ -156,52 +149,26 @@ def message_digest(schema: pa.Schema, layout: Layout, body: memoryview) -> bytes
         The buffers do not hold what the message says (``RF-I001``), or something is null that may
         not be (``RF-I002``).
     """
-    return _digest(_known(schema), _Content(*layout[:3], body))
-
-
-def record_digests(batch: pa.RecordBatch) -> Bytes:
-    """Return the digest of every record, (n, 16) uint8: row i is ``digest(batch.slice(i, 1))``.
-
-    One pass: columns are prepared once, then each record costs two updates per column.
-    """
-    known, content = _serialize(batch)
-    pieces: list[tuple[memoryview, list[int]]] = []
-    for plan in known.plans:
-        pieces.extend(_record_pieces(plan, content))
-    one = known.start.copy()
-    one.update(_u64(1))
-    out = bytearray()
-    for row in range(content.rows):
-        hasher = one.copy()
-        update = hasher.update
-        for data, bounds in pieces:
-            update(data[bounds[row] : bounds[row + 1]])
-        out += hasher.digest()
-    return np.frombuffer(out, np.uint8).reshape(content.rows, 16)
-
-
-def _digest(known: _Known, content: _Content) -> bytes:
-    if (len(content.nodes), len(content.buffers)) != known.sizes:
-        raise _broken(f"{len(content.nodes) // 2} nodes, {len(content.buffers) // 2} buffers")
-    hasher = known.start.copy()
+    rows, nodes, buffers, body, _ = layout
+    if (len(nodes), len(buffers)) != plan.sizes:
+        raise _broken(f"{len(nodes) // 2} nodes, {len(buffers) // 2} buffers")
+    hasher = plan.start.copy()
     update = hasher.update
-    rows, nodes, buffers, body = content
     update(_u64(rows))
     bounds = _bounds_of(rows)
     size = bounds.size
-    for plan in known.plans:
-        plain, nulls, values_nulls, place, validity, width, is_list, column = plan
+    last_offset = len(body) - size
+    for of_column in plan.columns:
+        plain, nulls, values_nulls, place, validity, width, is_list, column = of_column
         if plain and rows and not (nodes[nulls] or nodes[values_nulls]):
-            # Lists of numbers, whole and from offset 0, straight from their two buffers.
+            # Lists of numbers, whole and from offset 0: both buffers in one, as Arrow writes them.
             start, data = buffers[place], buffers[validity + 2]
-            offsets = body[start : start + size] if start >= 0 else _EMPTY
-            if len(offsets) == size <= buffers[place + 1]:
-                first, used = bounds.unpack(offsets)
-                used *= width
-                values = body[data : data + used] if data >= 0 <= used else _EMPTY
-                if not first and len(values) == used <= buffers[validity + 3]:
-                    update(offsets)
-                    update(values)
+            if data == start + size == start + buffers[place + 1] and 0 <= start <= last_offset:
+                first, used = bounds.unpack_from(body, start)
+                end = data + used * width
+                part = body[start:end]
+                if not first and size <= len(part) == end - start <= size + buffers[validity + 3]:
+                    update(part)
                     continue
         elif width and not (is_list or nodes[values_nulls]) and rows <= len(_ONES):
             # Numbers of the record axis without nulls.
@@ -214,13 +181,34 @@ def _digest(known: _Known, content: _Content) -> bytes:
                 continue
         first, count = 0, rows
         if is_list:
-            lists = _list_offsets(plan, content)
+            lists = _list_offsets(of_column, layout)
             first, count = int(lists[0]), int(lists[-1] - lists[0])
             update(lists - first)
-        for part in _values(plan, content, first, count):
-            if part is not None and len(part):
-                update(part)
+        for piece in _values(of_column, layout, first, count):
+            if piece is not None and len(piece):
+                update(piece)
     return bytes(hasher.digest())
+
+
+def record_digests(batch: pa.RecordBatch) -> Bytes:
+    """Return the digest of every record, (n, 16) uint8: row i is ``digest(batch.slice(i, 1))``.
+
+    One pass: columns are prepared once, then each record costs two updates per column.
+    """
+    plan, layout = _serialize(batch)
+    pieces: list[tuple[memoryview, list[int]]] = []
+    for of_column in plan.columns:
+        pieces.extend(_record_pieces(of_column, layout))
+    one = plan.start.copy()
+    one.update(_u64(1))
+    out = bytearray()
+    for row in range(layout.rows):
+        hasher = one.copy()
+        update = hasher.update
+        for data, bounds in pieces:
+            update(data[bounds[row] : bounds[row + 1]])
+        out += hasher.digest()
+    return np.frombuffer(out, np.uint8).reshape(layout.rows, 16)
 
 
 @lru_cache(maxsize=64)
@@ -229,33 +217,31 @@ def _bounds_of(rows: int) -> struct.Struct:
     return struct.Struct(f"<q{8 * (rows - 1)}xq") if rows else struct.Struct("<q")
 
 
-def _list_offsets(plan: _Plan, content: _Content) -> Int64:
-    if content.nodes[plan.nulls]:
+def _list_offsets(plan: _Plan, layout: Layout) -> Int64:
+    if layout.nodes[plan.nulls]:
         raise _null(plan)
-    if not content.rows:
+    if not layout.rows:
         return np.zeros(1, np.int64)
-    offsets = content.array(plan.offsets, np.int64, content.rows + 1)
+    offsets = _array(layout, plan.offsets, np.int64, layout.rows + 1)
     if offsets[0] < 0 or offsets[-1] < offsets[0]:
         raise _broken(f"offsets from {offsets[0]} to {offsets[-1]}")
     return offsets
 
 
-def _values(
-    plan: _Plan, content: _Content, first: int, count: int
-) -> tuple[Bytes | None, Any, Any]:
+def _values(plan: _Plan, layout: Layout, first: int, count: int) -> tuple[Bytes | None, Any, Any]:
     """Return validity, text offsets and bytes of the elements, nulls made empty or zero."""
-    nulls = content.nodes[plan.values_nulls]
+    nulls = layout.nodes[plan.values_nulls]
     valid = None
     if plan.column.nullable:
         valid = np.ones(count, np.uint8)
         if nulls and count:
-            bits = content.array(plan.validity, np.uint8, (first + count + 7) // 8)
+            bits = _array(layout, plan.validity, np.uint8, (first + count + 7) // 8)
             valid = np.unpackbits(bits, bitorder="little")[first : first + count]
     elif nulls:
         raise _null(plan)
     data: Any
     if plan.width:
-        data = content.view(plan.validity + 2, first * plan.width, count * plan.width)
+        data = _view(layout, plan.validity + 2, first * plan.width, count * plan.width)
         if valid is not None and nulls:
             whole = np.frombuffer(data, np.uint8).reshape(count, plan.width)
             data = np.ascontiguousarray(whole * valid[:, None]).reshape(-1)
@@ -263,16 +249,16 @@ def _values(
     if not count:
         return valid, np.zeros(1, np.int64), b""
     if count == 1 and not first and not nulls:  # one record; numpy would take longer
-        start, stop = _i32_pair(content.view(plan.validity + 2, 0, 8))
+        start, stop = _i32_pair(_view(layout, plan.validity + 2, 0, 8))
         if 0 <= start <= stop:
-            data = content.view(plan.validity + 4, start, stop - start)
+            data = _view(layout, plan.validity + 4, start, stop - start)
             return valid, _pair(0, stop - start), data
-    ends = content.array(plan.validity + 2, np.int32, first + count + 1)[first:]
+    ends = _array(layout, plan.validity + 2, np.int32, first + count + 1)[first:]
     offsets = ends.astype(np.int64)
     start, stop = int(offsets[0]), int(offsets[-1])
     if start < 0 or stop < start:
         raise _broken(f"text offsets from {start} to {stop}")
-    data = content.view(plan.validity + 4, start, stop - start)
+    data = _view(layout, plan.validity + 4, start, stop - start)
     offsets -= start
     if valid is not None and nulls:
         lengths = np.diff(offsets)
@@ -283,19 +269,19 @@ def _values(
     return valid, offsets, data
 
 
-def _record_pieces(plan: _Plan, content: _Content) -> list[tuple[memoryview, list[int]]]:
+def _record_pieces(plan: _Plan, layout: Layout) -> list[tuple[memoryview, list[int]]]:
     """Return bytes and where each record's share of them begins; the last bound is the end."""
-    rows = content.rows
+    rows = layout.rows
     bounds = np.arange(rows + 1, dtype=np.int64)
     pieces: list[tuple[Any, Int64]] = []
     if plan.is_list:
-        lists = _list_offsets(plan, content)
+        lists = _list_offsets(plan, layout)
         bounds = lists - lists[0]
         own = np.zeros((rows, 2), np.int64)
         own[:, 1] = np.diff(bounds)
         pieces.append((own.reshape(-1), np.arange(rows + 1, dtype=np.int64) * 16))
     first = int(lists[0]) if plan.is_list else 0
-    valid, offsets, data = _values(plan, content, first, int(bounds[-1]))
+    valid, offsets, data = _values(plan, layout, first, int(bounds[-1]))
     if valid is not None:
         pieces.append((valid, bounds))
     if offsets is None:
@@ -307,6 +293,21 @@ def _record_pieces(plan: _Plan, content: _Content) -> list[tuple[memoryview, lis
         pieces.append((offsets[ranges(bounds[:-1], entries)] - firsts, offsets_of(entries) * 8))
         pieces.append((data, offsets[bounds]))
     return [(memoryview(data).cast("B"), ends.tolist()) for data, ends in pieces if len(data)]
+
+
+def _view(layout: Layout, index: int, start: int, size: int) -> memoryview:
+    """Return bytes of a buffer; raises unless it holds them."""
+    offset, length = layout.buffers[index], layout.buffers[index + 1]
+    begin = offset + start
+    end = begin + size
+    if offset < 0 or not 0 <= start <= start + size <= length or end > len(layout.body):
+        raise _broken(f"{size} bytes at {start} of a buffer of {length} at {offset}")
+    return layout.body[begin:end]
+
+
+def _array(layout: Layout, index: int, dtype: Any, count: int) -> npt.NDArray[Any]:
+    """Return the first elements of a buffer."""
+    return np.frombuffer(_view(layout, index, 0, count * np.dtype(dtype).itemsize), dtype)
 
 
 def _broken(detail: str) -> InvariantError:
@@ -377,31 +378,31 @@ def _metadata_json(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
         ) from err
 
 
-def _serialize(batch: pa.RecordBatch) -> tuple[_Known, _Content]:
+def _serialize(batch: pa.RecordBatch) -> tuple[DigestPlan, Layout]:
     """Return the content of a batch in Arrow's serialised form, where slices are cut out."""
-    known = _find(batch.schema)
-    if known is None:
+    plan = _find(batch.schema)
+    if plan is None:
         if any(pa.types.is_list(kind) for kind in batch.schema.types):
             batch = canonical(batch)
-        known = _known(batch.schema)
+        plan = digest_plan(batch.schema)
     check_arrays(batch)
     view = memoryview(batch.serialize()).cast("B")
     size = prefix_size(view[:8])
     flatbuffer = view[8 : 8 + size]
-    layout = layout_of(flatbuffer, parse_header(flatbuffer))
-    return known, _Content(*layout[:3], view[8 + size :])
+    return plan, layout_of(flatbuffer, parse_header(flatbuffer), view[8 + size :])
 
 
-def _find(schema: pa.Schema) -> _Known | None:
-    for known in _recent:
-        if known.schema is schema or known.schema.equals(schema, check_metadata=True):
-            return known
+def _find(schema: pa.Schema) -> DigestPlan | None:
+    for plan in _recent:
+        if plan.schema is schema or plan.schema.equals(schema, check_metadata=True):
+            return plan
     return None
 
 
-def _known(schema: pa.Schema) -> _Known:
-    if known := _find(schema):
-        return known
+def digest_plan(schema: pa.Schema) -> DigestPlan:
+    """Return how to digest batches of a schema; the last few are remembered."""
+    if plan := _find(schema):
+        return plan
     start, plans = xxhash.xxh3_128(), []
     node = buffer = 0
     for column in parse_schema(schema):
@@ -425,7 +426,7 @@ def _known(schema: pa.Schema) -> _Known:
         )  # fmt: skip
         node = values_node + 1
         buffer = validity + 2 + is_text
-    known = _Known(schema, start, plans, (2 * node, 2 * buffer))
-    _recent.insert(0, known)
+    plan = DigestPlan(schema, start, plans, (2 * node, 2 * buffer))
+    _recent.insert(0, plan)
     del _recent[8:]
-    return known
+    return plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ragged_format.decoding import VALIDATIONS, Validation, check_choice, conform
+from ragged_format.decoding import NOWHERE, VALIDATIONS, Validation, check_choice, conform
 from ragged_format.digest import message_digest
 from ragged_format.errors import RaggedError, Where
 from ragged_format.flatbuffer import layout_of, parse_header, prefix_size, with_metadata
-from ragged_format.known_schemas import known_schema
+from ragged_format.known_schemas import KnownSchema, known_schema
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
 from ragged_format.validate import validate_batch
@@ -17,7 +17,7 @@ from ragged_format.validate import validate_batch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "trailer_head"]
 
 
 class Encoder:
@@ -53,10 +53,10 @@ class Encoder:
             The batch is invalid.
         """
         try:
-            batch = conform(batch, self.known, Where())
+            batch = conform(batch, self.known, NOWHERE)
             check_arrays(batch)
             if self._validate != "off":
-                validate_batch(batch, self.known.ragged, self._validate, Where())
+                validate_batch(batch, self.known.ragged, self._validate, NOWHERE)
             own = user_metadata(metadata) if metadata else {}
         except RaggedError as err:
             where = Where(file=self._name, batch=len(self._tally.rows_per_batch))
@@ -66,15 +66,17 @@ class Encoder:
         start = 8 + prefix_size(view[:8])
         flatbuffer = view[8:start]
         header = parse_header(flatbuffer)
-        content = message_digest(self.known.schema, layout_of(flatbuffer, header), view[start:])
-        self._tally.add(content, batch.num_rows, own)
-        return with_metadata(flatbuffer, header, batch_metadata(content, own)), view[start:]
+        layout = layout_of(flatbuffer, header, view[start:])
+        content = message_digest(self.known.plan, layout)
+        self._tally.add(content, layout.rows, own)
+        return with_metadata(flatbuffer, header, batch_metadata(content, own)), layout.body
 
     def finish(self) -> tuple[Trailer, bytes, bytes]:
         """Return the trailer, and the head and body of its message."""
         trailer = self._tally.trailer(self.known.digest)
-        empty = self.known.empty
-        start = 8 + prefix_size(empty[:8])
-        flatbuffer = empty[8:start]
-        head = with_metadata(flatbuffer, parse_header(flatbuffer), trailer.to_metadata())
-        return trailer, head, empty[start:]
+        return trailer, trailer_head(trailer, self.known), self.known.empty.body
+
+
+def trailer_head(trailer: Trailer, known: KnownSchema) -> bytes:
+    """Return the head of the trailer's message; its body is that of a batch without rows."""
+    return with_metadata(known.empty.flatbuffer, known.empty.header, trailer.to_metadata())

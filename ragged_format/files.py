@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from ragged_format.byte_source import BufferSource, Message, describe, next_head, next_message
+from ragged_format.byte_source import BufferSource, Message, describe, next_body, next_head
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -43,7 +43,7 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
-from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, layout_of
+from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
@@ -319,7 +319,8 @@ class FileReader:
     def _message(self, index: int) -> Message:
         offset, size = self._blocks[index]
         source = BufferSource(self._buffer.slice(offset, size))
-        message = next_message(source, source.read(8), max_bytes=size)
+        head = next_head(source, source.read(8), max_bytes=size)
+        message = None if head is None else next_body(source, head, max_bytes=size)
         if message is None or source.position != size:
             raise CorruptError(
                 "the footer does not fit a message", expected=f"{size} bytes", got=source.position
@@ -383,7 +384,7 @@ class FileReader:
                 remedy="import data of other writers",
             )  # fmt: skip
         trailer = Trailer.from_metadata(message.header.metadata)
-        if rows := layout_of(message.flatbuffer, message.header).rows:
+        if rows := rows_of(message.flatbuffer, message.header):
             raise CorruptError("the trailer has rows", expected=0, got=rows)
         facts = [
             ("number of batches", trailer.batches, len(self._blocks) - 1),

@@ -32,6 +32,7 @@ __all__ = [
     "layout_of",
     "parse_header",
     "prefix_size",
+    "rows_of",
     "with_metadata",
 ]
 
@@ -83,6 +84,8 @@ class Layout(NamedTuple):
         Length and null count of each array, depth first, end to end.
     buffers : memoryview of int64
         Offset in the body and length of each buffer, in the order of the arrays, end to end.
+    body : memoryview
+        The body.
     compressed : bool
         Whether buffers may be compressed.
     """
@@ -90,6 +93,7 @@ class Layout(NamedTuple):
     rows: int
     nodes: memoryview
     buffers: memoryview
+    body: memoryview
     compressed: bool
 
 
@@ -153,8 +157,13 @@ def is_big_endian(metadata: bytes | memoryview, header: Header) -> bool:
         raise _malformed(err) from err
 
 
-def layout_of(metadata: bytes | memoryview, header: Header) -> Layout:
-    """Return where the arrays of a batch message lie."""
+def rows_of(metadata: bytes | memoryview, header: Header) -> int:
+    """Return the number of rows that a batch message declares."""
+    return layout_of(metadata, header, memoryview(b"")).rows
+
+
+def layout_of(metadata: bytes | memoryview, header: Header, body: memoryview) -> Layout:
+    """Return where the arrays of a batch message lie in its body."""
     try:
         table = header.table
         fields = _vtable(metadata, table)
@@ -162,6 +171,7 @@ def layout_of(metadata: bytes | memoryview, header: Header) -> Layout:
             _i64(metadata, table + fields[0])[0] if fields[0] else 0,
             _pairs(metadata, table, fields[1]),
             _pairs(metadata, table, fields[2]),
+            body,
             fields[3] != 0,
         )
     except (struct.error, IndexError) as err:

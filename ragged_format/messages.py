@@ -25,7 +25,6 @@ def decode_batch(
     message: pa.Buffer,
     schema: pa.Schema,
     layout: Layout,
-    body: memoryview,
     *,
     max_bytes: int,
 ) -> pa.RecordBatch:
@@ -37,7 +36,7 @@ def decode_batch(
         The whole message; its body begins at a multiple of 8 in memory.
     schema : pyarrow.Schema
         Schema of the batch.
-    layout, body : Layout, memoryview
+    layout : Layout
         Of the message.
     max_bytes : int
         Largest decompressed size, where the body is compressed.
@@ -49,7 +48,7 @@ def decode_batch(
     CorruptError
         Arrow cannot decode the message.
     """
-    if layout.compressed and (size := _declared_bytes(layout, body)) > max_bytes:
+    if layout.compressed and (size := _declared_bytes(layout)) > max_bytes:
         raise LimitExceededError(
             "a batch is larger than the limit when decompressed",
             expected=f"<= {max_bytes} bytes", got=size, remedy="raise max_message_bytes",
@@ -62,13 +61,13 @@ def decode_batch(
         ) from err
 
 
-def _declared_bytes(layout: Layout, body: memoryview) -> int:
+def _declared_bytes(layout: Layout) -> int:
     """Return the size that compressed buffers declare for when they are decompressed."""
     total = 0
     for offset, length in zip(layout.buffers[::2], layout.buffers[1::2], strict=True):
         if not length:
             continue
-        prefix = body[offset : offset + 8] if offset >= 0 else b""
+        prefix = layout.body[offset : offset + 8] if offset >= 0 else b""
         declared = int.from_bytes(prefix, "little", signed=True)
         if length < 0 or len(prefix) < 8 or declared < -1:
             raise CorruptError(
@@ -136,8 +135,8 @@ def decode_message(
         )
     if buffer.address % 8:
         buffer = aligned_copy(view)
-    layout = layout_of(metadata, header)
-    batch = decode_batch(buffer, schema, layout, view[8 + size :], max_bytes=max_bytes)
+    layout = layout_of(metadata, header, view[8 + size :])
+    batch = decode_batch(buffer, schema, layout, max_bytes=max_bytes)
     check_arrays(batch)
     return batch
 

@@ -20,7 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
-from ragged_format.byte_source import Message, byte_source, describe, next_head, next_message
+from ragged_format.byte_source import (
+    ByteSource,
+    byte_source,
+    describe,
+    next_body,
+    next_head,
+    skip_body,
+)
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -31,7 +38,7 @@ from ragged_format.decoding import (
     decode,
     with_schema,
 )
-from ragged_format.encoding import Encoder
+from ragged_format.encoding import Encoder, trailer_head
 from ragged_format.errors import (
     CorruptError,
     LimitExceededError,
@@ -41,7 +48,7 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
-from ragged_format.flatbuffer import CONTINUATION, END_OF_STREAM, layout_of
+from ragged_format.flatbuffer import CONTINUATION, END_OF_STREAM, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
 from ragged_format.messages import MAX_MESSAGE_BYTES
@@ -232,6 +239,7 @@ class StreamReader:
     num_rows: int | None = None
     is_random_access = False
     _file: IO[bytes] | None = None
+    _source: ByteSource = byte_source(b"")
 
     def __init__(
         self,
@@ -310,12 +318,14 @@ class StreamReader:
         return map(projection.apply, self)
 
     def close(self) -> None:
-        """Close the file if the reader opened it."""
+        """Close the file if the reader opened it; another source stays open."""
+        self._source.close()
         if self._file is not None:
             self._file.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._file is not None:
+            self._file.close()
 
     def _read_schema(self) -> KnownSchema:
         prefix = bytes(self._source.read(8))
@@ -342,20 +352,32 @@ class StreamReader:
                 expected="more batches, or the trailer", got="end of data",
                 remedy="fetch it again; its writer or the transport stopped early",
             )  # fmt: skip
-        message = next_message(source, prefix, max_bytes=self._max_message_bytes)
-        if self._max_bytes is not None and source.position > self._max_bytes:
-            raise LimitExceededError(
-                "the stream is larger than the limit", expected=f"<= {self._max_bytes} bytes",
-                got=f">= {source.position}", remedy="raise max_bytes",
-            )  # fmt: skip
-        if message is None:
+        head = next_head(source, prefix, max_bytes=self._max_message_bytes)
+        if head is None:
             raise TruncatedError(
                 "the stream ends without its trailer: its writer is not of this format, or failed",
                 expected="more batches, or the trailer", got="the end of stream",
                 remedy="import data of other writers",
             )  # fmt: skip
+        if self._verify and TRAILER_KEY in head:
+            trailer = self._tally.trailer(self._known.digest)
+            if head == trailer_head(trailer, self._known):
+                # Exactly the expected one: there is nothing left to parse or to compare.
+                skip_body(source, self._known.empty.header.body_bytes)
+                self._finish(trailer)
+                return None
+        message = next_body(source, head, max_bytes=self._max_message_bytes)
+        if self._max_bytes is not None and source.position > self._max_bytes:
+            raise LimitExceededError(
+                "the stream is larger than the limit", expected=f"<= {self._max_bytes} bytes",
+                got=f">= {source.position}", remedy="raise max_bytes",
+            )  # fmt: skip
         if TRAILER_KEY in message.header.metadata:
-            self._finish(message)
+            trailer = Trailer.from_metadata(message.header.metadata)
+            check_trailer(trailer, self._known, self._tally, verify=self._verify)
+            if rows := rows_of(message.flatbuffer, message.header):
+                raise CorruptError("the trailer has rows", expected=0, got=rows)
+            self._finish(trailer)
             return None
         batch, self.metadata = decode(
             message, self._known, self._tally, verify=self._verify, validate=self._validate,
@@ -363,29 +385,26 @@ class StreamReader:
         )  # fmt: skip
         return self._projection.apply(batch)
 
-    def _finish(self, message: Message) -> None:
-        trailer = self._tally.trailer(self._known.digest)
-        if not self._verify or trailer.to_metadata() != message.header.metadata:
-            trailer = Trailer.from_metadata(message.header.metadata)
-            check_trailer(trailer, self._known, self._tally, verify=self._verify)
-        if rows := layout_of(message.flatbuffer, message.header).rows:
-            raise CorruptError("the trailer has rows", expected=0, got=rows)
-        mark = self._source.read(8)
+    def _finish(self, trailer: Trailer) -> None:
+        """Check what follows the trailer."""
+        ends = self._trailing == "error"
+        rest = bytes(self._source.read(9 if ends else 8))  # one byte more than there may be
+        mark = rest[:8]
         if len(mark) < 8:
             raise MissingEndOfStreamError(
                 "the end-of-stream mark is missing",
-                expected=END_OF_STREAM.hex(" "), got=bytes(mark).hex(" ") or "end of data",
+                expected=END_OF_STREAM.hex(" "), got=mark.hex(" ") or "end of data",
                 remedy="fetch it again; its writer or the transport stopped early",
             )  # fmt: skip
         if mark != END_OF_STREAM:
             raise CorruptError(
                 "something follows the trailer",
-                expected=END_OF_STREAM.hex(" "), got=bytes(mark).hex(" "),
+                expected=END_OF_STREAM.hex(" "), got=mark.hex(" "),
             )  # fmt: skip
-        if self._trailing == "error" and (rest := self._source.read(1)):
+        if len(rest) > 8:
             raise CorruptError(
                 "there are bytes after the end-of-stream mark", expected="end of data",
-                got=bytes(rest).hex(),
+                got=rest[8:].hex(),
                 remedy="pass trailing='leave' where streams follow each other",
             )  # fmt: skip
         self.trailer = trailer

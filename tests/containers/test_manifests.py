@@ -152,7 +152,7 @@ def test_wrong_values(path, key, value, error):
         ("digest", "00", rf.ManifestError),
         ("digest", "x" * 32, rf.ManifestError),
         ("digest", None, rf.ManifestError),
-        ("encoding", "compact", rf.UnsupportedFeatureError),
+        ("encoding", "other", rf.UnsupportedFeatureError),
     ],
 )
 def test_wrong_entries(path, key, value, error):

@@ -19,7 +19,7 @@ from support.containers import (
 
 import ragged_format as rf
 from ragged_format import flatbuffer as ipc
-from ragged_format.digest import message_digest
+from ragged_format.digest import digest_plan, message_digest
 
 TINY = rf.sample_schema(vocab_size=100, columns=["group_id"])
 
@@ -80,7 +80,8 @@ def test_flips_in_values_are_checksum_errors():
     bounds = messages(stream)
     head = 8 + struct.unpack_from("<i", stream, bounds[1] + 4)[0]
     message = ipc.parse_header(bytes(stream[bounds[1] + 8 : bounds[1] + head]))
-    buffers = ipc.layout_of(bytes(stream[bounds[1] + 8 : bounds[1] + head]), message).buffers
+    flatbuffer = bytes(stream[bounds[1] + 8 : bounds[1] + head])
+    buffers = ipc.layout_of(flatbuffer, message, memoryview(b"")).buffers
     pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
     for offset, size in pairs:
         for place in range(size):
@@ -461,8 +462,8 @@ def crafted(ids, masks, *, digest=True):
     if digest:
         message = batch.serialize().to_pybytes()
         start = 8 + ipc.prefix_size(message[:8])
-        layout = ipc.layout_of(message[8:start], ipc.parse_header(message[8:start]))
-        content = message_digest(schema, layout, memoryview(message)[start:])
+        header, body = ipc.parse_header(message[8:start]), memoryview(message)[start:]
+        content = message_digest(digest_plan(schema), ipc.layout_of(message[8:start], header, body))
         metadata = {"ragged_format:digest": content.hex()}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:

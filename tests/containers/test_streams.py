@@ -176,6 +176,18 @@ def test_a_socket_needs_no_seeking():
     thread.join()
 
 
+def test_streams_that_follow_each_other_in_memory():
+    batches = three_batches()
+    source = io.BytesIO(b"".join(stream_bytes([batch]) for batch in batches) + b"rest")
+    for batch in batches:
+        reader = rf.read_stream(source, trailing="leave")
+        assert equal(list(reader), [batch])
+        reader.close()
+    assert source.read() == b"rest"
+    reader.close()
+    assert source.read() == b""
+
+
 def test_streams_that_follow_each_other():
     batches = three_batches()
     left, right = socket.socketpair()
