@@ -15,7 +15,7 @@ from benchmarks.environment import (
     settle_allocator,
 )
 
-BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert")
+BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert", "head")
 
 
 def main(argv: list[str] | None = None) -> int:

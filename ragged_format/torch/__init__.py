@@ -17,13 +17,19 @@ from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.dataset import RaggedDataset
 from ragged_format.torch.head import head_log_probs, support_log_probs
 from ragged_format.torch.loader import RaggedLoader
-from ragged_format.torch.losses import forward_kl, reverse_kl, score_centering_loss
+from ragged_format.torch.losses import (
+    clipped_policy_loss,
+    forward_kl,
+    reverse_kl,
+    score_centering_loss,
+)
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, width_buckets
 
 __all__ = [
     "RaggedBatch",
     "RaggedDataset",
     "RaggedLoader",
+    "clipped_policy_loss",
     "forward_kl",
     "head_log_probs",
     "pad_buckets",

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
-from ragged_format.torch.head_stats import Problem, Stats, Transform, backward, forward
+from ragged_format.torch.head_problem import Problem, Stats, Transform
+from ragged_format.torch.head_stats import backward, forward
 
 if TYPE_CHECKING:
     from ragged_format.torch.pad import Counts
@@ -103,8 +104,9 @@ def support_log_probs(
     Raises
     ------
     InvariantError
-        A label is outside its set (``RF-I013``) or twice in it (``RF-I012``); counts do not sum to
-        t (``RF-I005``).
+        A label is outside its set (``RF-I013``) or twice in it (``RF-I012``); an id is no row of
+        the weight (``RF-I011``; for sharded weights, and with "flag" on accelerators, such ids are
+        left out of their sets); counts do not sum to t (``RF-I005``).
     SchemaMismatchError
         Shapes or dtypes that do not fit (``RF-S004``).
 
@@ -123,7 +125,7 @@ def support_log_probs(
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
     )  # fmt: skip
     log_probs, entropy, _, hits = scorer.over_sets()
-    _check_labels(hits, scorer.host_counts, target_ids, on_outside)
+    scorer.check(hits, on_outside)
     if entropy_over == "vocabulary":
         entropy = scorer.over_vocabulary()[1]
     elif entropy_over != "support":
@@ -182,7 +184,7 @@ def head_log_probs(
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
     )  # fmt: skip
     log_probs, _, log_sum, hits = scorer.over_sets()
-    _check_labels(hits, scorer.host_counts, target_ids, on_outside)
+    scorer.check(hits, on_outside)
     counts = head_counts.to(hidden.device, torch.int64)
     host = np.asarray(head_counts.cpu() if host_head_counts is None else host_head_counts, np.int64)
     _check_counts(host, len(target_ids), len(head_ids))
@@ -233,6 +235,12 @@ class _Scorer:
     def over_sets(self) -> Scores:
         """Score the labels over their candidate sets."""
         return _run(*self._inputs, self._base)
+
+    def check(self, hits: Tensor, on_outside: str) -> None:
+        """Raise if a label is not once in its set, or an id is not in the vocabulary."""
+        if self._base.group is None and (on_outside == "error" or not self._ids.is_cuda):
+            _check_ids(self._ids, self._base.vocab_start, len(self._base.weight))
+        _check_labels(hits, self.host_counts, self._base.labels, on_outside)
 
     def over_vocabulary(self) -> Scores:
         """Score the labels over the whole vocabulary."""
@@ -370,6 +378,19 @@ def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) ->
             expected=f"{targets} counts >= 0 that sum to {candidates}",
             got=f"{len(host)} counts, sum {host.sum()}",
         )  # fmt: skip
+
+
+def _check_ids(ids: Tensor, start: int, size: int) -> None:
+    outside = (ids < start) | (ids >= start + size)
+    if not bool(outside.any()):
+        return
+    first = int(outside.nonzero()[0, 0])
+    raise InvariantError(
+        "a candidate is no row of the weight", code="RF-I011",
+        where=Where(column="candidate_ids", position=first),
+        expected=f"ids in [{start}, {start + size})", got=int(ids[first]),
+        remedy="give the whole weight, or the process group over which it is sharded",
+    )  # fmt: skip
 
 
 def _check_labels(

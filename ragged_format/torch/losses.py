@@ -1,4 +1,4 @@
-"""Losses on heads: score centering, and forward and reverse KL with a tail bucket.
+"""Losses per target: clipped policy gradient, score centering, and KL to a teacher's heads.
 
 Heads stay ragged: entries end to end with counts, as they are stored. Every function returns one
 value per target, so that the caller weights and reduces; a target without a head gives 0. All of
@@ -14,13 +14,56 @@ from torch import Tensor
 
 from ragged_format.errors import InvariantError, LimitExceededError
 
-__all__ = ["TAIL_EPSILON", "forward_kl", "reverse_kl", "score_centering_loss"]
+__all__ = [
+    "TAIL_EPSILON",
+    "clipped_policy_loss",
+    "forward_kl",
+    "reverse_kl",
+    "score_centering_loss",
+]
 
 # Smallest probability of a tail bucket; keeps its log and the ratio of two tails finite.
 TAIL_EPSILON = 1e-6
 # Bounds of the importance weights that the methods' own implementations use.
 TIS_HIGH = 2.0
 MIS_BAND = (0.5, 5.0)
+
+
+def clipped_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+) -> Tensor:
+    """Return the policy-gradient loss of each target, its ratio clipped as in PPO and GRPO.
+
+    ``-min(r A, clip(r, 1 - low, 1 + high) A)`` with ``r = exp(log_probs - old_log_probs)``. Both
+    log-probs must be over the same set of ids: with truncated sampling, the candidate set.
+
+    Parameters
+    ----------
+    log_probs : (m,) float Tensor
+        Trainer's log-prob of each target.
+    old_log_probs, advantages : (m,) float Tensor
+        No gradient.
+    low, high : float
+        How far the ratio may go below and above 1.
+
+    Returns
+    -------
+    (m,) Tensor
+
+    Examples
+    --------
+    >>> log_probs = torch.log(torch.tensor([0.5, 0.5]))
+    >>> clipped_policy_loss(log_probs, torch.log(torch.tensor([0.25, 0.5])), torch.ones(2))
+    tensor([-1.2000, -1.0000])
+    """
+    ratio = (log_probs - old_log_probs.detach()).exp()
+    weight = advantages.detach()
+    return -torch.minimum(ratio * weight, ratio.clamp(1 - low, 1 + high) * weight)
 
 
 def score_centering_loss(

@@ -115,6 +115,17 @@ def test_a_label_outside_its_set_is_an_error_or_flagged_never_rescored(chunk):
     assert hidden.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("stray", [-1, 23, 10_000])
+def test_an_id_that_the_weight_lacks_is_an_error(stray):
+    hidden, weight, index, labels, ids, counts = case(6, sizes=(3, 8))
+    other = next(i for i, token in enumerate(ids.tolist()) if token != labels[0])
+    ids[other] = stray
+    for choice in ("error", "flag"):
+        with pytest.raises(rf.InvariantError, match="RF-I011") as caught:
+            support_log_probs(hidden, weight, index, labels, ids, counts, on_outside=choice)
+        assert caught.value.where.position == other
+
+
 def test_no_targets():
     hidden, weight, *_ = case(0)
     none = torch.zeros(0, dtype=torch.int64)

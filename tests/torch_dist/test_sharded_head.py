@@ -1,0 +1,25 @@
+"""A head whose vocabulary is sharded over processes gives the results of the whole one."""
+
+import numpy as np
+import pytest
+from support import rank_jobs
+from support.ranks import run_ranks
+
+
+@pytest.mark.parametrize("over", ["support", "vocabulary"])
+def test_sharding_by_ids_changes_nothing(over):
+    seeds = range(3)
+    ranks = run_ranks(2, rank_jobs.sharded_head, seeds, over)
+    number = 0
+    for seed in seeds:
+        case = rank_jobs.head_case(seed)
+        whole = rank_jobs.head_results(case, case["weight"], case["bias"], over)
+        for _ in range(2):
+            mine = [rank[number] for rank in ranks]
+            number += 1
+            for part in mine:
+                for value, expected in zip(part[:4], whole[:4], strict=True):
+                    np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-10)
+            for which in (4, 5):
+                joined = np.concatenate([part[which] for part in mine])
+                np.testing.assert_allclose(joined, whole[which], rtol=1e-10, atol=1e-10)
