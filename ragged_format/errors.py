@@ -134,8 +134,9 @@ class RaggedError(Exception):
         lines = [f"[{self.code}] {self.what}"]
         if self.where != Where():
             lines.append(f"  where:    {self.where}")
-        if self.expected is not None or self.got is not None:
+        if self.expected is not None:
             lines.append(f"  expected: {self.expected}")
+        if self.got is not None:
             lines.append(f"  got:      {self.got}")
         if self.remedy:
             lines.append(f"  remedy:   {self.remedy}")
