@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ragged_format.adapters._assemble import assemble
 from ragged_format.adapters._choice import Choice
 from ragged_format.adapters._columns import make_options
+from ragged_format.adapters._sentinels import FLOOR
 from ragged_format.adapters._values import Entries, LogProbs, Rows, as_ids
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
@@ -41,6 +42,7 @@ __all__ = [
     "ids_of",
     "mask_of",
     "per_target",
+    "rounded",
     "sampled_only",
     "settle",
 ]
@@ -274,6 +276,15 @@ def per_target(
     if lost:
         unread[f"{name} of unscored tokens"] += lost
     return values[scored]
+
+
+def rounded(values: Floats, report: ConversionReport) -> Floats:
+    """Return log-probs as the nearest float32, those that change counted; sentinels stay."""
+    with np.errstate(over="ignore"):
+        out = values.astype(np.float32).astype(np.float64)
+    changed = (out != values) & (values > FLOOR)
+    report.converted["log_probs_rounded"] += int(np.count_nonzero(changed))
+    return np.where(values > FLOOR, out, values)
 
 
 def sampled_only(values: Floats, null: Bools | None = None) -> LogProbs:
