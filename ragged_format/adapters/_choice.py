@@ -54,7 +54,8 @@ class Choice:
     log_probs_expected : bool
         The request asked for log-probs.
     lists_sampled : bool
-        Top-K lists hold the sampled token as an entry of its own, so one entry is no head.
+        The sampled token is one of the K entries of its top-K list, whatever its rank, so one
+        entry is no head. Otherwise lists have the K best, and the sampled token beside them.
     top_k : int, optional
         Cut that the request asked for; ties make sets wider.
     versions : list of VersionSpan

@@ -38,7 +38,9 @@ LOG_PROB_MODES: dict[str, LogProb] = {
     "raw": LogProb("raw", "vocabulary"),
 }
 ALWAYS = ("group_id", "policy_version", "temperature", "finish_reason", "provenance")
-FROM_RECORD = ("rollout_id", "branch_index", "reward", "advantage", "env_name", "metrics")
+FROM_RECORD = (
+    "rollout_id", "branch_index", "reward", "advantage", "env_name", "metrics", "teacher_id",
+)  # fmt: skip
 SUPPORT = ("candidate_counts", "candidate_ids")
 SUPPORT_LOG_PROBS = "candidate_log_probs"
 HEAD = ("topk_counts", "topk_ids", "topk_log_probs")

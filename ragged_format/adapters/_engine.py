@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     import pyarrow as pa
 
     from ragged_format.adapters._choice import Choice
@@ -45,14 +46,19 @@ class Answer:
         A parsed response, or the bytes of an event stream.
     where : Where
         Of the record.
-    unread : Counter
-        Counts fields that have no place in samples.
+    counts : ConversionReport
+        What its reader leaves out; counts only if the record converts.
     """
 
     record: Mapping[str, Any]
     response: Any
     where: Where
-    unread: Counter[str] = field(default_factory=Counter)
+    counts: ConversionReport = field(default_factory=ConversionReport)
+
+    @property
+    def unread(self) -> Counter[str]:
+        """Counts of fields that have no place in samples."""
+        return self.counts.unread
 
     def group_of(self, group_id: GroupId | None) -> Callable[[Mapping[str, Any]], Any] | None:
         """Return the function that gives the group of a record; ``None``: none was asked for."""
@@ -91,7 +97,7 @@ def convert(
             counts.responses.drop(err.code)
             continue
         counts.responses.stored += 1
-        counts.unread += answer.unread
+        counts += answer.counts
         choices += found
     batch = assemble(choices, options, counts)
     counts.add_to(report)

@@ -49,7 +49,8 @@ class Heads:
     dropped : Counter
         Entries left out, by reason.
     one_short : int
-        Heads that lost their last entry to a sampled token ranked beyond them.
+        Heads that lost their last entry to a sampled token ranked beyond them, which some engines
+        count as one of the K.
     """
 
     counts: Int64
@@ -129,7 +130,10 @@ def read_heads(
     place += (gap == 1) & keep
     dropped["after_gap"] = int(np.count_nonzero(~keep))
     own_kept = used[own.owner]
-    dropped["sampled_beyond_head"] = one_short = int(np.count_nonzero(~own_kept))
+    dropped["sampled_beyond_head"] = int(np.count_nonzero(~own_kept))
+    # Where the sampled token comes on top of the K best, it pushes none of them out.
+    within = np.repeat([c.lists_sampled for c in choices], [len(c.token_ids) for c in choices])
+    one_short = int(np.count_nonzero(~own_kept & within[own.owner])) if len(own.owner) else 0
     counts = segment_sums(keep, offsets) + used
     out = _place(others.pick(keep), place[keep], own.pick(own_kept), before, counts)
     _check_order(choices, out)

@@ -11,7 +11,8 @@ import numpy as np
 
 from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD
-from ragged_format.adapters._experts import decode_experts
+from ragged_format.adapters._experts import check_experts, decode_experts
+from ragged_format.adapters._prompt import START, read_prompt
 from ragged_format.adapters._records import (
     RECORD_READ,
     check_length,
@@ -24,6 +25,7 @@ from ragged_format.adapters._records import (
     whole,
 )
 from ragged_format.adapters._values import (
+    LogProbs,
     Rows,
     as_float_rows,
     as_ids,
@@ -36,9 +38,17 @@ from ragged_format.errors import ConversionError, Where
 if TYPE_CHECKING:
     from collections import Counter
 
+    from ragged_format.adapters._engine import Answer, GroupId
     from ragged_format.lists import Int64
 
-__all__ = ["ENDPOINT", "check_response", "read_choices"]
+__all__ = [
+    "ENDPOINT",
+    "check_response",
+    "engine_error",
+    "is_error",
+    "read_choices",
+    "read_scored_prompt",
+]
 
 ENDPOINT = "/inference/v1/generate"
 _RESPONSE_READ = frozenset({
@@ -63,10 +73,8 @@ def check_response(record: Mapping[str, Any], response: Any, where: Where) -> No
     """
     if not isinstance(response, Mapping):
         malformed("a response is a JSON object", where, "an object", response)
-    status = record.get("http_status")
-    failed = isinstance(status, int) and status >= 400
-    if "error" in response or response.get("object") == "error" or failed:
-        raise _engine_error(record, response, where)
+    if is_error(record, response):
+        raise engine_error(record, response, where)
     choices = response.get("choices")
     kind = response.get("object")
     is_openai = isinstance(kind, str) and ("completion" in kind)
@@ -79,6 +87,13 @@ def check_response(record: Mapping[str, Any], response: Any, where: Where) -> No
         malformed("a response has choices", where, "a list 'choices'", choices)
 
 
+def is_error(record: Mapping[str, Any], response: Mapping[str, Any]) -> bool:
+    """Return whether a response is an error answer."""
+    status = record.get("http_status")
+    failed = isinstance(status, int) and status >= 400
+    return "error" in response or response.get("object") == "error" or failed
+
+
 def _wrong_endpoint(where: Where, got: object) -> ConversionError:
     return ConversionError(
         "the response is of an endpoint that never returns candidate sets", code="RF-A009",
@@ -89,9 +104,10 @@ def _wrong_endpoint(where: Where, got: object) -> ConversionError:
     )  # fmt: skip
 
 
-def _engine_error(
+def engine_error(
     record: Mapping[str, Any], response: Mapping[str, Any], where: Where
 ) -> ConversionError:
+    """Return the error for an error answer, which says what is behind vLLM's empty status 500."""
     error = response.get("error", response)
     detail = error if isinstance(error, Mapping) else {"message": error}
     message, code = detail.get("message"), detail.get("code", record.get("http_status"))
@@ -180,7 +196,10 @@ def read_choices(
             if with_experts:
                 forwarded = len(prompt_ids) + len(out.token_ids) - 1 - asked.routed_start
                 out.routed_start = asked.routed_start
-                out.routed_experts = decode_experts(
+                read_experts = (
+                    check_experts if isinstance(encoded, np.ndarray) else decode_experts
+                )  # in this process it is an array
+                out.routed_experts = read_experts(
                     encoded, max(forwarded, 0), out.place("routed_experts")
                 )
             else:
@@ -197,6 +216,43 @@ def read_choices(
     count_unread(unread, response, _RESPONSE_READ, "response.")
     count_unread(unread, record, RECORD_READ, "record.")
     return choices
+
+
+def read_scored_prompt(
+    answer: Answer,
+    response: Mapping[str, Any],
+    group_id: GroupId | None,
+    engine_version: str | None,
+) -> Choice:
+    """Return the prompt of a response, scored by a teacher, as one choice."""
+    record, where = answer.record, answer.where
+    asked = _Asked.of(record)
+    ids = _prompt_ids(asked.request, response, where)
+    request_id = find_request_id((response, record, asked.request), where)
+    rows = response.get("prompt_logprobs")
+    out = read_prompt(f"{request_id}/0", where, record, ids, rows, answer.counts)
+    group_of = answer.group_of(group_id)
+    facts = _provenance(response, asked.sampling, engine_version, record)
+    out.record_values = {
+        "group_id": None if group_of is None else group_of(record),
+        "temperature": asked.sampling.get("temperature"),
+        "provenance": to_json(facts, where, "sampling_params"),
+        "teacher_id": response.get("model"),
+        **{
+            name: record_value(record, name, 0, 1, where)
+            for name in FROM_RECORD
+            if record.get(name) is not None
+        },
+    }
+    for choice in response["choices"]:
+        if isinstance(choice, Mapping):
+            count_unread(answer.unread, choice, _INDEX, "choice.")
+    count_unread(answer.unread, response, _RESPONSE_READ | {"prompt_logprobs"}, "response.")
+    count_unread(answer.unread, record, RECORD_READ | {START}, "record.")
+    return out
+
+
+_INDEX = frozenset({"index"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +343,8 @@ def _read_log_probs(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> No
             got=int(parsed.ids[first]),
         )  # fmt: skip
     out.log_probs = parsed
+    if isinstance(given, LogProbs):  # in this process, the K best and the sampled token
+        out.lists_sampled = parsed.counts.max(initial=0) <= 1
 
 
 def _versions(out: Choice, choice: Mapping[str, Any]) -> list[VersionSpan]:

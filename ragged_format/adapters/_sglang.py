@@ -17,6 +17,7 @@ from ragged_format.adapters._values import (
     Bools,
     Entries,
     Floats,
+    LogProbs,
     Place,
     Rows,
     as_float_rows,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
 
-__all__ = ["READ", "Lists", "Part", "decode", "join", "output_ids", "read_lists", "read_part"]
+__all__ = [
+    "PROMPT_READ", "READ", "Lists", "Part", "decode", "join", "output_ids", "read_part",
+    "read_prompt",
+]  # fmt: skip
 
 MASK, SAMPLING, PER_CANDIDATE = (
     "output_token_sampling_mask", "output_token_sampling_logprobs",
@@ -55,6 +59,13 @@ READ = frozenset({
     "id", "finish_reason", "prompt_tokens", "completion_tokens", "weight_version",
     "output_token_logprobs_length", "reasoning_tokens", "cached_tokens", "num_retractions",
     "e2e_latency",
+})  # fmt: skip
+
+_INPUT_TOKENS, _INPUT_TOP = "input_token_logprobs", "input_top_logprobs"
+# What is read of the answer to a request for the log-probs of a prompt.
+PROMPT_READ = frozenset({
+    _INPUT_TOKENS, _INPUT_TOP, *(f"{_INPUT_TOP}_{suffix}" for suffix in _FLAT),
+    "id", "prompt_tokens", "cached_tokens", "reasoning_tokens", "num_retractions", "e2e_latency",
 })  # fmt: skip
 
 
@@ -259,6 +270,42 @@ def read_lists(meta: Mapping[str, Any], key: str, place: Callable[..., Where]) -
     return Lists(
         counts, Entries(found["idx"].astype(np.int64), values, null & False, _ranks(counts))
     )
+
+
+def read_prompt(ids: Int64, meta: Mapping[str, Any], place: Callable[..., Where]) -> LogProbs:
+    """Return the log-probs of a prompt's tokens and the lists beside them, by own position.
+
+    Raises
+    ------
+    ConversionError
+        The prompt was not scored from its first token on (``RF-A007``), or lengths disagree
+        (``RF-A006``).
+    """
+    if meta.get(_INPUT_TOKENS) is None:
+        raise ConversionError(
+            "the prompt was not scored", code="RF-A007", where=place(_INPUT_TOKENS),
+            expected="a log-prob per prompt token", got=None,
+            remedy="set return_logprob, top_logprobs_num and logprob_start_len 0 in the request",
+        )  # fmt: skip
+    named, values, null = _triples(meta[_INPUT_TOKENS], partial(place, _INPUT_TOKENS))
+    top = read_lists(meta, _INPUT_TOP, place)
+    if top is None:
+        none = np.zeros(len(values), np.int64)
+        top = Lists(none, _NO_ENTRIES)
+    for field, length in ((_INPUT_TOKENS, len(values)), (_INPUT_TOP, len(top.counts))):
+        if length != len(ids):
+            raise ConversionError(
+                "a scored prompt has a list per token, its first one null", code="RF-A006",
+                where=place(field), expected=len(ids), got=length,
+                remedy="set logprob_start_len 0 in the request",
+            )  # fmt: skip
+    if not np.array_equal(named, ids):
+        first = int(np.argmax(named != ids))
+        raise ConversionError(
+            "log-probs are of the prompt's tokens", code="RF-A006",
+            where=place(_INPUT_TOKENS, first), expected=int(ids[first]), got=int(named[first]),
+        )  # fmt: skip
+    return LogProbs(ids, values, null, top.counts, top.entries)
 
 
 def _ranks(counts: Int64) -> Int64:

@@ -24,7 +24,7 @@ from ragged_format.errors import ConversionError, Where
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
-__all__ = ["is_stream", "read_events", "read_stream", "truncated"]
+__all__ = ["is_stream", "join_masks", "read_events", "read_stream", "truncated"]
 
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _DONE = b"[DONE]"
@@ -161,7 +161,9 @@ def _choice(index: int, deltas: Sequence[Mapping[str, Any]], where: Where) -> di
     tokens = [as_ids(d.get("token_ids"), partial(_at, where, index, "token_ids")) for d in deltas]
     out["token_ids"] = np.concatenate(tokens)
     if out.get("sampling_mask") is not None:
-        out["sampling_mask"] = _rows(deltas, tokens, partial(_at, where, index, "sampling_mask"))
+        out["sampling_mask"] = join_masks(
+            deltas, tokens, partial(_at, where, index, "sampling_mask")
+        )
     if out.get("logprobs") is not None:
         out["logprobs"] = {
             "content": _log_probs(deltas, tokens, partial(_at, where, index, "logprobs"))
@@ -174,7 +176,8 @@ def _at(where: Where, index: int, field: str, position: int | None = None) -> Wh
     return Where(where.file, row=where.row, column=column, position=position)
 
 
-def _rows(deltas: Sequence[Mapping[str, Any]], tokens: Sequence[Int64], place: Place) -> Rows:
+def join_masks(deltas: Sequence[Mapping[str, Any]], tokens: Sequence[Int64], place: Place) -> Rows:
+    """Return the sets of all deltas; null for the tokens of a delta that has none."""
     parts = []
     for delta, ids in zip(deltas, tokens, strict=True):
         mask = delta.get("sampling_mask")

@@ -7,10 +7,9 @@ accordingly: with ``logprobs_mode="processed"`` the tokens' log-probs are the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,19 +19,32 @@ from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD, ROUTED_EXPERTS, Options, make_options
 from ragged_format.adapters._engine import Answer, GroupId, convert
 from ragged_format.adapters._experts import check_experts
+from ragged_format.adapters._prompt import (
+    START,
+    Targeted,
+    check_targets,
+    inner_columns,
+    inner_schema,
+    prompt_choice,
+    to_teacher,
+)
 from ragged_format.adapters._records import (
     RECORD_READ,
     count_unread,
-    error_of,
     find_request_id,
     in_record,
     record_value,
-    refused,
     to_json,
     whole,
 )
-from ragged_format.adapters._stream import read_events, truncated
-from ragged_format.adapters._values import Entries, LogProbs, as_ids, malformed
+from ragged_format.adapters._sglang_messages import (
+    Message,
+    finish_of,
+    is_cumulative,
+    messages_of,
+    prompt_ids,
+)
+from ragged_format.adapters._values import Entries, LogProbs, as_ids
 from ragged_format.adapters.registry import Adapter, Reader
 from ragged_format.errors import ConversionError, Where
 from ragged_format.log_prob import LogProb
@@ -42,7 +54,6 @@ if TYPE_CHECKING:
 
     from ragged_format.adapters._targets import Policy
     from ragged_format.adapters.report import ConversionReport
-    from ragged_format.lists import Int64
     from ragged_format.schema import Column
 
 __all__ = ["ADAPTER", "to_samples"]
@@ -51,15 +62,6 @@ _HEAD_MODES = {
     "raw": LogProb("raw", "vocabulary"),
     "temperature_scaled": LogProb("processed", "vocabulary"),
 }
-_OVERFLOW = "sampling-mask-max-tokens"
-_BODY_READ = frozenset({
-    "text", "output_ids", "meta_info", "prompt_token_ids", "index", "request_id", "model",
-})  # fmt: skip
-_CHOICE_READ = frozenset({
-    "index", "message", "finish_reason", "matched_stop", "prompt_token_ids", "response_token_ids",
-    "meta_info",
-})  # fmt: skip
-_RESPONSE_READ = frozenset({"id", "object", "created", "model", "choices", "usage", "metadata"})
 
 
 def to_samples(
@@ -70,6 +72,7 @@ def to_samples(
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",
     head_mode: Literal["raw", "temperature_scaled"] = "raw",
+    targets: Targeted = "generated",
     on_missing_support: Policy = "error",
     on_invalid_support: Policy = "error",
     on_missing_log_prob: Literal["error", "flag", "drop_target", "drop_sample"] = "flag",
@@ -101,6 +104,9 @@ def to_samples(
     head_mode : {"raw", "temperature_scaled"}
         What the top-K lists are: ``temperature_scaled`` where the engine ran with
         ``SGLANG_RETURN_ORIGINAL_LOGPROB=0``.
+    targets : {"generated", "prompt"}
+        ``prompt``: the prompt, which a teacher scored, as in the vLLM adapter; from
+        ``input_token_logprobs`` and ``input_top_logprobs``, in `head_mode`.
     on_missing_support, on_invalid_support, on_missing_log_prob, on_error : see the vLLM adapter
     heads : int, optional
         Most entries of a head; 0 for no heads.
@@ -132,10 +138,15 @@ def to_samples(
             "top-K lists are raw or scaled by temperature", code="RF-A011",
             expected=" or ".join(_HEAD_MODES), got=head_mode,
         )  # fmt: skip
+    prompt_is_scored = check_targets(targets)
+    asked = schema
     modes = {
         "candidate_log_probs": LogProb("processed", "support"),
         "topk_log_probs": _HEAD_MODES[head_mode],
     }
+    if prompt_is_scored:
+        modes["rollout_log_probs"] = modes["topk_log_probs"]
+        columns, schema = inner_columns(columns), inner_schema(schema)
     options = make_options(
         vocab_size=vocab_size, columns=columns, schema=schema, logprobs_mode=logprobs_mode,
         policies={
@@ -148,9 +159,12 @@ def to_samples(
         layers, k = options.schema[ROUTED_EXPERTS].shape
         experts_shape = (layers, k)
     is_scaled = head_mode == "temperature_scaled"
-    settings = _Settings(options, is_scaled, experts_shape, group_id, engine_version)
+    settings = _Settings(
+        options, is_scaled, experts_shape, group_id, engine_version, prompt_is_scored
+    )
     wrapped = ({"response": r} if isinstance(r, list) else r for r in records)
-    return convert(wrapped, partial(_read, settings), options, report)
+    batch = convert(wrapped, partial(_read, settings), options, report)
+    return to_teacher(batch, asked) if prompt_is_scored else batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +174,15 @@ class _Settings:
     experts_shape: tuple[int, int] | None
     group_id: GroupId | None
     engine_version: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """A response, an event of a stream, or a choice of a chat completion."""
-
-    body: Mapping[str, Any]
-    meta: Mapping[str, Any]
-    index: int
+    prompt_is_scored: bool
 
 
 def _read(settings: _Settings, answer: Answer) -> list[Choice]:
     record, where = answer.record, answer.where
     request = record.get("request")
     request = request if isinstance(request, Mapping) else {}
-    sequences: dict[tuple[str, int], list[_Message]] = {}
-    for message in _messages(answer):
+    sequences: dict[tuple[str, int], list[Message]] = {}
+    for message in messages_of(answer):
         id_ = find_request_id(
             (message.meta, message.body, record, request), where, ("id", "request_id", "rid")
         )
@@ -188,18 +194,23 @@ def _read(settings: _Settings, answer: Answer) -> list[Choice]:
         group = _name(record, request, next(iter(sequences))[0]) if len(sequences) > 1 else None
     choices = []
     for position, ((id_, index), messages) in enumerate(sequences.items()):
-        out = Choice(f"{id_}/{index}", index, where, *_NO_TOKENS)
-        is_chat = "response_token_ids" in messages[0].body
-        out.prefix = f"choices[{index}].meta_info." if is_chat else "meta_info."
-        out.names = _NAMES
-        _fill(out, messages, request, answer, settings)
+        prefix = "meta_info."
+        if "response_token_ids" in messages[0].body:
+            prefix = f"choices[{index}].{prefix}"
+        if settings.prompt_is_scored:
+            out = _scored(f"{id_}/{index}", prefix, messages, request, answer, settings)
+        else:
+            out = Choice(f"{id_}/{index}", index, where, *_NO_TOKENS)
+            out.prefix, out.names = prefix, _NAMES
+            _fill(out, messages, request, answer, settings)
         for name in FROM_RECORD:
             if record.get(name) is not None:
                 value = record_value(record, name, position, len(sequences), where)
                 out.record_values = {**out.record_values, name: value}
         out.record_values = {**out.record_values, "group_id": group}
         choices.append(out)
-    count_unread(answer.unread, record, RECORD_READ | {"store"}, "record.")
+    read = RECORD_READ | ({START} if settings.prompt_is_scored else {"store"})
+    count_unread(answer.unread, record, read, "record.")
     return choices
 
 
@@ -215,55 +226,9 @@ def _name(record: Mapping[str, Any], request: Mapping[str, Any], first: str) -> 
     return first
 
 
-def _messages(answer: Answer) -> Iterator[_Message]:
-    """Yield the parts of a response that have tokens."""
-    response, where = answer.response, answer.where
-    if isinstance(response, bytes):
-        response = read_events(response, where)
-    parts = response if isinstance(response, list) else [response]
-    if not parts:
-        malformed("a response has at least one part", where, "an object", "an empty list")
-    for part in parts:
-        if not isinstance(part, Mapping):
-            malformed("a response is a JSON object, or a list of them", where, "an object", part)
-        if (said := error_of(answer.record, part)) is not None:
-            raise _refused(said, where)
-        if isinstance(part.get("meta_info"), Mapping):
-            count_unread(answer.unread, part, _BODY_READ, "response.")
-            yield _Message(part, part["meta_info"], whole(part.get("index")) or 0)
-            continue
-        choices = part.get("choices")
-        if not isinstance(choices, Sequence) or isinstance(choices, str):
-            malformed("a response has meta_info or choices", where, "'meta_info'", list(part))
-        for position, choice in enumerate(choices):
-            meta = choice.get("meta_info") if isinstance(choice, Mapping) else None
-            if not isinstance(meta, Mapping):
-                raise ConversionError(
-                    "a chat choice has no meta_info, where the engine puts candidate sets",
-                    code="RF-A009", where=where, expected="choices[].meta_info", got=None,
-                    remedy="request return_meta_info, return_token_ids and return_sampling_mask; "
-                    "/v1/completions never has them",
-                )  # fmt: skip
-            count_unread(answer.unread, choice, _CHOICE_READ, "choice.")
-            index = whole(choice.get("index"))
-            model = {"model": part.get("model")}
-            yield _Message({**model, **choice}, meta, position if index is None else index)
-        count_unread(answer.unread, part, _RESPONSE_READ, "response.")
-
-
-def _refused(said: object, where: Where) -> ConversionError:
-    if _OVERFLOW in str(said):
-        return ConversionError(
-            "a candidate set is larger than the engine's limit, so the engine refused the request",
-            code="RF-A003", where=where, expected="sets within --sampling-mask-max-tokens",
-            got=said, remedy="lower top_k, or raise the limit of the server",
-        )  # fmt: skip
-    return refused(where, said)
-
-
 def _fill(
     out: Choice,
-    messages: Sequence[_Message],
+    messages: Sequence[Message],
     request: Mapping[str, Any],
     answer: Answer,
     settings: _Settings,
@@ -271,12 +236,12 @@ def _fill(
     """Read the messages of one sequence into a choice."""
     where, last = answer.where, messages[-1]
     reason = last.meta.get("finish_reason", last.body.get("finish_reason"))
-    kind, stopped = _finish(reason, last, where)
+    kind, stopped = finish_of(reason, last, where)
     parts = _parts(out, messages, answer)
     part = _sglang.join(parts)
     out.token_ids = part.ids
     _check_totals(out, part, last.meta)
-    out.prompt_ids = _prompt_ids(messages, request, where)
+    out.prompt_ids = prompt_ids(messages, request, where)
     asked_mask = bool(request.get("return_sampling_mask"))
     out.support, out.support_log_probs = part.support, part.support_log_probs
     out.support_expected = asked_mask or part.support is not None
@@ -290,38 +255,67 @@ def _fill(
     if version is not None:
         out.versions = [VersionSpan(str(version), 0, len(part.ids))]
     _read_experts(out, last.meta, answer, settings)
-    facts: dict[str, Any] = {"engine": "sglang", "sampling": dict(sampling)}
-    facts["engine_version"] = settings.engine_version or answer.record.get("engine_version")
-    facts["model"] = last.body.get("model") or request.get("model")
-    facts["stop_reason"] = stopped
-    known = {key: value for key, value in facts.items() if value is not None}
     out.record_values = {
         "temperature": sampling.get("temperature"),
         "finish_reason": kind,
-        "provenance": to_json(known, where, "sampling_params"),
+        "provenance": _provenance(last, request, answer, settings, stopped),
     }
     count_unread(answer.unread, last.meta, _sglang.READ | {ROUTED_EXPERTS}, "meta_info.")
 
 
-def _finish(reason: Any, message: _Message, where: Where) -> tuple[str, Any]:
-    """Return why the sequence ended, in a word and with what matched."""
-    if reason is None:
-        raise truncated(where, "a finish_reason in the last event", "none")
-    if isinstance(reason, str):
-        return reason, message.body.get("matched_stop")
-    kind = reason.get("type") if isinstance(reason, Mapping) else None
-    if not isinstance(kind, str):
-        malformed("a finish_reason has a type", where, "an object with 'type'", reason)
-    if kind == "abort" and reason.get("status_code") is not None:
-        raise _refused(f"{reason['status_code']}: {reason.get('message')}", where)
-    return kind, reason.get("matched", reason.get("message"))
+def _provenance(
+    message: Message,
+    request: Mapping[str, Any],
+    answer: Answer,
+    settings: _Settings,
+    stopped: Any = None,
+) -> str:
+    sampling = request.get("sampling_params")
+    facts = {
+        "engine": "sglang",
+        "engine_version": settings.engine_version or answer.record.get("engine_version"),
+        "model": message.body.get("model") or request.get("model"),
+        "sampling": dict(sampling) if isinstance(sampling, Mapping) else {},
+        "stop_reason": stopped,
+    }
+    known = {key: value for key, value in facts.items() if value is not None}
+    return to_json(known, answer.where, "sampling_params")
 
 
-def _parts(out: Choice, messages: Sequence[_Message], answer: Answer) -> list[_sglang.Part]:
+def _scored(
+    sample_id: str,
+    prefix: str,
+    messages: Sequence[Message],
+    request: Mapping[str, Any],
+    answer: Answer,
+    settings: _Settings,
+) -> Choice:
+    """Return the prompt, which a teacher scored, as one choice."""
+    last, where = messages[-1], answer.where
+
+    def place(field: str, position: int | None = None) -> Where:
+        return in_record(where, prefix + field, position)
+
+    ids = prompt_ids(messages, request, where)
+    scored = _sglang.read_prompt(ids, last.meta, place)
+    out = prompt_choice(sample_id, where, answer.record, ids, scored, answer.counts)
+    out.prefix, out.names = prefix, {"logprobs": "input_*_logprobs"}
+    sampling = request.get("sampling_params")
+    out.record_values = {
+        "temperature": sampling.get("temperature") if isinstance(sampling, Mapping) else None,
+        "provenance": _provenance(last, request, answer, settings),
+        "teacher_id": last.body.get("model") or request.get("model"),
+    }
+    count_unread(answer.unread, last.meta, _sglang.PROMPT_READ, "meta_info.")
+    answer.unread["output_ids"] += 1
+    return out
+
+
+def _parts(out: Choice, messages: Sequence[Message], answer: Answer) -> list[_sglang.Part]:
     """Return the messages that together have every token once."""
     where = answer.where
     ids = [_sglang.output_ids(m.body, m.meta, where) for m in messages]
-    if len(messages) > 1 and _is_cumulative(ids, messages[-1].meta, where):
+    if len(messages) > 1 and is_cumulative(ids, messages[-1].meta, where):
         messages, ids = messages[-1:], ids[-1:]
     store = answer.record.get("store")
     store = store if isinstance(store, Mapping) else None
@@ -329,22 +323,6 @@ def _parts(out: Choice, messages: Sequence[_Message], answer: Answer) -> list[_s
         _sglang.read_part(own, message.meta, store, out.place)
         for own, message in zip(ids, messages, strict=True)
     ]
-
-
-def _is_cumulative(ids: Sequence[Int64], meta: Mapping[str, Any], where: Where) -> bool:
-    """Return whether each event repeats the tokens of those before it."""
-    total = whole(meta.get("completion_tokens"))
-    last, together = len(ids[-1]), sum(map(len, ids))
-    grows = all(len(a) <= len(b) and np.array_equal(a, b[: len(a)]) for a, b in pairwise(ids))
-    if grows and total in (None, last) and (total is not None or last > 1):
-        return True
-    if total in (None, together):
-        return False
-    raise ConversionError(
-        "the events of a stream have all tokens of the sequence", code="RF-A006", where=where,
-        expected=f"{total} tokens", got=f"{last} in the last event, {together} in all",
-        remedy="events were lost or are of several requests",
-    )  # fmt: skip
 
 
 def _check_totals(out: Choice, part: _sglang.Part, meta: Mapping[str, Any]) -> None:
@@ -362,40 +340,6 @@ def _check_totals(out: Choice, part: _sglang.Part, meta: Mapping[str, Any]) -> N
                 where=out.place(key), expected=value, got=count,
                 remedy="the response lacks tokens that the engine generated",
             )  # fmt: skip
-
-
-def _prompt_ids(messages: Sequence[_Message], request: Mapping[str, Any], where: Where) -> Int64:
-    found: list[tuple[str, Int64]] = []
-    for message in messages:
-        for source, key in ((message.body, "prompt_token_ids"), (request, "input_ids")):
-            value = source.get(key)
-            if value is not None and not (len(value) and isinstance(value[0], list)):
-                found.append((key, as_ids(value, partial(in_record, where, key))))
-        told = whole(message.meta.get("prompt_tokens"))
-        scored = message.meta.get("input_token_logprobs")
-        # From its first token on, which has no log-prob.
-        if isinstance(scored, Sequence) and len(scored) and scored[0][0] is None:
-            ids = as_ids(
-                [row[1] for row in scored], partial(in_record, where, "input_token_logprobs")
-            )
-            if told in (None, len(ids)):
-                found.append(("input_token_logprobs", ids))
-        for key, ids in found:
-            if told not in (None, len(ids)) or not np.array_equal(ids, found[0][1]):
-                raise ConversionError(
-                    "all that names the prompt names the same", code="RF-A006",
-                    where=in_record(where, key), expected=f"{told or len(found[0][1])} tokens",
-                    got=f"{len(ids)} tokens",
-                    remedy="join responses to requests by request id, not by order",
-                )  # fmt: skip
-    if not found or not len(found[0][1]):
-        raise ConversionError(
-            "the prompt's tokens are not known", code="RF-A010", where=where,
-            expected="'prompt_token_ids' in the response or 'input_ids' in the request, not empty",
-            got="neither" if not found else "an empty list",
-            remedy="keep the request with its response, or request return_prompt_token_ids",
-        )  # fmt: skip
-    return found[0][1]
 
 
 def _log_probs(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.adapters._columns import ROUTED_EXPERTS, make_options
 from ragged_format.adapters._engine import Answer, GroupId, convert
-from ragged_format.adapters._response import check_response, read_choices
+from ragged_format.adapters._in_process import as_record
+from ragged_format.adapters._prompt import (
+    Targeted,
+    check_targets,
+    inner_columns,
+    inner_schema,
+    scored_modes,
+    to_teacher,
+)
+from ragged_format.adapters._response import check_response, read_choices, read_scored_prompt
 from ragged_format.adapters._stream import read_stream
 from ragged_format.adapters.registry import Adapter, Reader
 
@@ -34,6 +43,7 @@ def to_samples(
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",
+    targets: Targeted = "generated",
     on_missing_support: Policy = "error",
     on_invalid_support: Policy = "error",
     on_missing_log_prob: Literal["error", "flag", "drop_target", "drop_sample"] = "flag",
@@ -55,7 +65,8 @@ def to_samples(
     records : iterable of mappings
         Each with ``request`` and ``response``. The response is the answer of
         ``/inference/v1/generate`` as a mapping, as JSON text or as the text of an event stream
-        (str or bytes); bytes are the fast way. Further keys that are read: ``group_id``,
+        (str or bytes; bytes are the fast way), or a ``RequestOutput`` of vLLM in this process. A
+        response alone is a record too. Further keys that are read: ``group_id``,
         ``rollout_id``, ``branch_index``, ``reward``, ``advantage``, ``env_name``, ``metrics`` (all
         but the first may be lists with one value per choice), ``request_id``, ``http_status``,
         ``engine_version``, ``logprobs_mode``, and ``source`` or ``name`` (for errors).
@@ -68,6 +79,11 @@ def to_samples(
         Instead of `vocab_size` and `columns`: the exact schema of the result.
     logprobs_mode : {"processed", "raw"}
         What the engine's ``--logprobs-mode`` was.
+    targets : {"generated", "prompt"}
+        What the samples' targets are. ``prompt``: the tokens of a prompt that a teacher scored
+        (``prompt_logprobs``), from the record's ``completion_start`` on, or all but the first; the
+        columns are ``teacher_topk_*`` and ``teacher_log_probs``, and what was generated is counted
+        as unread.
     on_missing_support : {"error", "flag", "full_vocab", "drop_target", "drop_sample"}
         What to do where a generated token has no candidate set though its choice has the field or
         asked for it: raise, store none and flag it, store none (which says: the full vocabulary),
@@ -122,6 +138,10 @@ def to_samples(
       got:      [1, 9] for token 4
       remedy:   choose on_invalid_support to convert the rest; sets are never repaired
     """
+    prompt_is_scored = check_targets(targets)
+    asked = schema
+    if prompt_is_scored:
+        columns, schema = inner_columns(columns), inner_schema(schema)
     options = make_options(
         vocab_size=vocab_size, columns=columns, schema=schema, logprobs_mode=logprobs_mode,
         policies={
@@ -129,6 +149,7 @@ def to_samples(
             "on_missing_log_prob": on_missing_log_prob,
         },
         on_error=on_error, heads=heads, policy_version=policy_version,
+        modes=scored_modes(logprobs_mode) if prompt_is_scored else None,
     )  # fmt: skip
 
     def read(answer: Answer) -> list[Choice]:
@@ -136,13 +157,17 @@ def to_samples(
         if isinstance(response, bytes):
             response = read_stream(response, answer.where)
         check_response(answer.record, response, answer.where)
+        if prompt_is_scored:
+            return [read_scored_prompt(answer, response, group_id, engine_version)]
         return read_choices(
             answer.record, response, answer.where, unread=answer.unread,
             group_of=answer.group_of(group_id), engine_version=engine_version,
             with_experts=options.schema is None or ROUTED_EXPERTS in options.schema,
         )  # fmt: skip
 
-    return convert(records, read, options, report)
+    wrapped = (as_record(record, row) for row, record in enumerate(records))
+    batch = convert(wrapped, read, options, report)
+    return to_teacher(batch, asked) if prompt_is_scored else batch
 
 
 def _recognizes(record: Any) -> bool:
