@@ -131,7 +131,8 @@ def clean_heads(
     null : (t,) bool, optional
         Entries whose log-prob is null (and NaN in `heads`).
     exact : bool
-        Whether the values are exact log-probs, whose sign and mass are then checked.
+        Whether the values are exact log-probs, which are then put in order and whose sign and mass
+        are checked. Entries of approximate ones stay in the order of their ranks.
     kind : str
         For the counts: which heads these are.
 
@@ -150,7 +151,8 @@ def clean_heads(
             ledger.drop(f"log_prob_{name}", int(np.count_nonzero(kinds == number)))
         heads = heads.keep(kinds == 0)
     check_ids(heads.ids, heads.counts, vocab_size, place)
-    heads = _descending(heads, report, kind)
+    if exact:
+        heads = _descending(heads, report, kind)
     heads = _once(heads, report, place)
     log_probs = heads.log_probs.astype(np.float32, copy=False)
     if exact:
