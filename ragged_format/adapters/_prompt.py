@@ -104,10 +104,9 @@ def to_teacher(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatc
         array = batch.column(_INNER.get(name, name))
         if name == "target_flags":
             values, offsets = flat(array)
-            missing = (values & _MISSING) != 0
-            bits = (values & ~np.uint8(_MISSING)) | np.where(
-                missing, np.uint8(TargetFlag.TEACHER_MISSING), np.uint8(0)
-            )
+            flags = np.asarray(values)
+            teacher = np.where((flags & _MISSING) != 0, int(TargetFlag.TEACHER_MISSING), 0)
+            bits = (flags & ~_MISSING) | teacher
             array = to_list(bits.astype(np.uint8), offsets, parsed[name])
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
