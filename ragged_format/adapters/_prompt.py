@@ -104,7 +104,7 @@ def to_teacher(batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatc
         array = batch.column(_INNER.get(name, name))
         if name == "target_flags":
             values, offsets = flat(array)
-            flags = np.asarray(values)
+            flags = np.asarray(values).astype(np.int64)
             teacher = np.where((flags & _MISSING) != 0, int(TargetFlag.TEACHER_MISSING), 0)
             bits = (flags & ~_MISSING) | teacher
             array = to_list(bits.astype(np.uint8), offsets, parsed[name])
