@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ragged_format.adapters._values import Bools, Floats
     from ragged_format.adapters.report import ConversionReport
 
-__all__ = ["GIVEN", "HOLDS", "OWN", "Dialect", "read_sample", "write_samples"]
+__all__ = ["GIVEN", "HOLDS", "OWN", "Dialect", "read_sample", "response_begins", "write_samples"]
 
 RESPONSE_LENGTH = Column("response_length", RECORD, pa.int64(), nullable=True)
 OWN = (RESPONSE_LENGTH,)
@@ -308,7 +308,7 @@ def write_samples(
         Width of the head tables; ``None``: that of the largest head.
     """
     source = Outgoing(batch, dialect.system, HOLDS)
-    begins = _response_begins(source)
+    begins = response_begins(source)
     columns: dict[str, npt.NDArray[Any]] = {"loss_mask": source.scored.astype(np.int32)}
     for name in ("rollout_log_probs", "teacher_log_probs"):
         values = source.values(name)
@@ -346,7 +346,7 @@ def _number(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
-def _response_begins(source: Outgoing) -> Int64:
+def response_begins(source: Outgoing) -> Int64:
     """Return the first token of each response: as stated, else the first scored one."""
     stated = source.record("response_length")
     ends = source.offsets[1:]

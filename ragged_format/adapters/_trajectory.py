@@ -159,6 +159,9 @@ def build(
         ``finish(trajectories, asked)`` is called before they become a batch, with the names of the
         columns that the caller asked for, if any.
     """
+    if columns is not None:
+        declared = {column.name: column for column in own}
+        columns = [declared.get(c, c) if isinstance(c, str) else c for c in columns]
     options = make_options(
         vocab_size=vocab_size, columns=columns, schema=schema, logprobs_mode=logprobs_mode,
         policies={
