@@ -14,8 +14,10 @@ except ImportError as err:
     ) from err  # fmt: skip
 
 from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.cache import CachedDataset
 from ragged_format.torch.dataset import RaggedDataset
 from ragged_format.torch.head import head_log_probs, support_log_probs
+from ragged_format.torch.iterable import RaggedIterable
 from ragged_format.torch.loader import RaggedLoader
 from ragged_format.torch.losses import (
     clipped_policy_loss,
@@ -23,13 +25,19 @@ from ragged_format.torch.losses import (
     reverse_kl,
     score_centering_loss,
 )
+from ragged_format.torch.mixing import Mixture
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, width_buckets
+from ragged_format.torch.state import common_state
 
 __all__ = [
+    "CachedDataset",
+    "Mixture",
     "RaggedBatch",
     "RaggedDataset",
+    "RaggedIterable",
     "RaggedLoader",
     "clipped_policy_loss",
+    "common_state",
     "forward_kl",
     "head_log_probs",
     "pad_buckets",

@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ALIGNMENT", "Lease", "Ring", "RingStats", "Slot", "aligned", "allocate"]
+__all__ = [
+    "ALIGNMENT",
+    "Lease",
+    "Ring",
+    "RingStats",
+    "Slot",
+    "aligned",
+    "allocate",
+    "allocate_here",
+]
 
 ALIGNMENT = 64
 # Small slots would be replaced again and again while the first batches set the size.
@@ -58,6 +67,11 @@ def allocate(nbytes: int, *, pin: bool = False, shared: bool = False) -> Tensor:
         memory = torch.from_numpy(np.empty(nbytes + ALIGNMENT, np.uint8))
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + nbytes]
+
+
+def allocate_here(nbytes: int) -> Tensor:
+    """Return new memory, in a DataLoader worker such that crosses to the main process uncopied."""
+    return allocate(nbytes, shared=torch.utils.data.get_worker_info() is not None)
 
 
 class Lease:

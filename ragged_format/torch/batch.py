@@ -14,7 +14,7 @@ from torch import Tensor
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD
-from ragged_format.torch.arena import Slot, allocate
+from ragged_format.torch.arena import Slot, allocate, allocate_here
 from ragged_format.torch.columns import ArenaColumns
 from ragged_format.torch.gather import Measured, Runs, measure, whole, write
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, round_up
@@ -22,6 +22,8 @@ from ragged_format.torch.plan import Layout, Plan, plan_of
 from ragged_format.torch.views import View, open_view, view_of
 
 __all__ = ["RaggedBatch"]
+
+_FACTS = ("state", "num_repeated", "is_filler", "step_targets")
 
 
 class RaggedBatch(ArenaColumns):
@@ -53,6 +55,13 @@ class RaggedBatch(ArenaColumns):
         Of what parts the arena consists.
     num_repeated : int
         Records at the end that repeat others of the epoch (``tail="pad"`` only).
+    is_filler : bool
+        The only record is an empty row, one token and no target: no record was left for this rank
+        (``tail="empty"`` only).
+    step_targets : int, optional
+        Scored tokens in the batches of all ranks at this step, repeated records included: what a
+        token-level loss is divided by. The same on every rank, found without communication. None
+        where the columns loaded do not tell, and for batches that no loader made.
 
     Examples
     --------
@@ -75,7 +84,7 @@ class RaggedBatch(ArenaColumns):
     ['a']
     """
 
-    __slots__ = ("_slot", "num_repeated", "state")
+    __slots__ = ("_slot", "is_filler", "num_repeated", "state", "step_targets")
 
     def __init__(
         self,
@@ -88,11 +97,15 @@ class RaggedBatch(ArenaColumns):
         slot: Slot | None = None,
         state: Mapping[str, Any] | None = None,
         num_repeated: int = 0,
+        is_filler: bool = False,
+        step_targets: int | None = None,
     ) -> None:
         super().__init__(plan, num_rows, layout, arena, host)
         self._slot = slot
         self.state = state
         self.num_repeated = num_repeated
+        self.is_filler = is_filler
+        self.step_targets = step_targets
 
     @classmethod
     def from_arrow(
@@ -156,8 +169,7 @@ class RaggedBatch(ArenaColumns):
     def from_runs(cls, plan: Plan, runs: Runs) -> Self:
         """Return the records of these runs in an arena of its own."""
         measured = measure(plan, runs)
-        shared = torch.utils.data.get_worker_info() is not None
-        return cls.fill(plan, measured, allocate(measured.layout.nbytes, shared=shared))
+        return cls.fill(plan, measured, allocate_here(measured.layout.nbytes))
 
     @classmethod
     def fill(
@@ -169,12 +181,15 @@ class RaggedBatch(ArenaColumns):
         slot: Slot | None = None,
         state: Mapping[str, Any] | None = None,
         num_repeated: int = 0,
+        is_filler: bool = False,
+        step_targets: int | None = None,
     ) -> Self:
         """Copy measured runs into `arena` and return the batch over it."""
         write(plan, measured, arena.numpy())
         return cls(
             plan, measured.num_rows, measured.layout, arena[: measured.layout.nbytes],
-            slot=slot, state=state, num_repeated=num_repeated,
+            slot=slot, state=state, num_repeated=num_repeated, is_filler=is_filler,
+            step_targets=step_targets,
         )  # fmt: skip
 
     # Tables
@@ -319,9 +334,7 @@ class RaggedBatch(ArenaColumns):
         schema = self.schema.to_arrow().serialize().to_pybytes()
         layout = (list(self._layout.starts), list(self._layout.lengths))
         host = None if self._host is self.arena else self._host
-        return _rebuild, (
-            schema, self.num_rows, layout, arena, host, self.state, self.num_repeated,
-        )  # fmt: skip
+        return _rebuild, (schema, self.num_rows, layout, arena, host, self._facts())
 
     def __repr__(self) -> str:
         return (
@@ -332,8 +345,12 @@ class RaggedBatch(ArenaColumns):
     def _over(self, arena: Tensor, host: Tensor | None) -> RaggedBatch:
         return RaggedBatch(
             self.plan, self.num_rows, self._layout, arena,
-            host=host, state=self.state, num_repeated=self.num_repeated,
+            host=host, **self._facts(),
         )  # fmt: skip
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what is known of the batch beside its content."""
+        return {name: getattr(self, name) for name in _FACTS}
 
     def _for_table(self, name: str) -> tuple[Tensor, Tensor, npt.NDArray[np.int64], float]:
         column = self.schema[name]
@@ -354,10 +371,7 @@ def _rebuild(
     layout: tuple[list[int], list[int]],
     arena: Tensor,
     host: Tensor | None,
-    state: Mapping[str, Any] | None,
-    num_repeated: int,
+    facts: dict[str, Any],
 ) -> RaggedBatch:
     plan = plan_of(parse_schema(pa.ipc.read_schema(pa.py_buffer(schema))))
-    return RaggedBatch(
-        plan, num_rows, Layout(*layout), arena, host=host, state=state, num_repeated=num_repeated
-    )
+    return RaggedBatch(plan, num_rows, Layout(*layout), arena, host=host, **facts)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from ragged_format.errors import StateMismatchError
 from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.forks import check_fork
 from ragged_format.torch.source import Records, SourceLike, open_random_access
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ class RaggedDataset(Dataset[RaggedBatch]):
 
     For a plain ``torch.utils.data.DataLoader``: pass :meth:`collate` as ``collate_fn``. A
     DataLoader asks for all indices of a batch at once, so each batch is gathered by one copy; in a
-    worker that copy goes to shared memory. Start workers by ``spawn`` or ``forkserver``. For a
-    training run :class:`RaggedLoader` is faster and can resume.
+    worker that copy goes to shared memory. Start workers by ``spawn`` or ``forkserver``: one that
+    was forked from a process with threads raises instead of hanging. For a training run
+    :class:`RaggedLoader`, or :class:`RaggedIterable` with workers, is faster and can resume.
 
     Pickles as the place of its source and opens it again, checked to be the same.
 
@@ -96,6 +98,7 @@ class RaggedDataset(Dataset[RaggedBatch]):
         LimitExceededError
             An index lies outside the dataset (``RF-L002``).
         """
+        check_fork()
         wanted = np.asarray(indices, np.int64)
         self._records.check(wanted)
         runs = self._records.singles(self._records.locate(wanted))

@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ragged_format.errors import LimitExceededError, RaggedError, StateMismatchError
+from ragged_format.errors import RaggedError, StateMismatchError
 from ragged_format.torch.arena import Ring, RingStats
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.prefetch import Prefetcher
-from ragged_format.torch.produce import Made, Producer
-from ragged_format.torch.source import Records, SourceLike, open_random_access
-from ragged_format.torch.state import Identity, Point, parse
-from ragged_format.torch.steps import Dealer, Tail
+from ragged_format.torch.reading import Reading, Shuffle, check_range
+from ragged_format.torch.state import Point, parse
 from ragged_format.torch.transfer import Transfer
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
+    from ragged_format.torch.mixing import Mixture
+    from ragged_format.torch.produce import Made
+    from ragged_format.torch.source import SourceLike
+    from ragged_format.torch.steps import Tail
 
 __all__ = ["RaggedLoader"]
 
@@ -43,27 +46,38 @@ class RaggedLoader:
 
     Parameters
     ----------
-    source : path, dataset, RecordBatch, Table or sequence of RecordBatch
-        Anything with random access: a dataset or file that ``rf.open_source`` opens, or batches in
-        memory.
-    batch_size : int
-        Records in a batch of this rank.
+    source : path, dataset, RecordBatch, Table, sequence of RecordBatch, CachedDataset or Mixture
+        Anything with random access: a dataset or file that ``rf.open_source`` opens, batches in
+        memory, a dataset that is elsewhere, or several of these.
+    batch_size : int, optional
+        Records in a batch of this rank. Default: 1; with a token budget, as many as fit.
     columns : iterable of str, optional
         Columns wanted; the counts that their axes need are added. Default: all.
-    shuffle : bool
-        A seeded permutation of all records, another one in each epoch.
+    token_budget : int, optional
+        Most tokens in a batch of this rank, which takes the next records of the order as long as
+        they fit. Every rank reads the lengths of all records for that.
+    shuffle : bool, "global" or "block"
+        ``True`` and ``"global"``: a seeded permutation of all records, another one in each epoch.
+        ``"block"``: blocks of consecutive records are permuted, and records within a window of
+        blocks; for data that is fetched shard by shard (:class:`CachedDataset`).
+    block_size, window : int
+        Records of a block, and blocks of a window, for ``shuffle="block"``.
     seed : int
         Of the permutations.
     rank, world_size : int
         Which share of every step this loader delivers.
+    replicas : int
+        Ranks that get the same rows: those of one tensor- or context-parallel group, consecutive
+        ranks. It divides `world_size`.
     device : torch.device or str
         Where the tensors go: one copy per batch, on CUDA from page-locked memory by a stream of its
         own.
-    tail : {"keep", "drop", "pad"}
+    tail : {"keep", "drop", "pad", "empty"}
         The last records that do not fill a batch on every rank. ``keep`` splits them evenly, so
         that batches are smaller and some ranks may have one batch fewer; ``drop`` leaves them out;
-        ``pad`` repeats records of the epoch, counted in ``batch.num_repeated``. With the latter two
-        all ranks have equally many batches.
+        ``pad`` repeats records of the epoch, counted in ``batch.num_repeated``; ``empty`` splits
+        them and gives ranks that get none an empty row, one token and no target, told by
+        ``batch.is_filler``. With the latter three all ranks have equally many batches.
     prefetch : int
         Batches made ahead; 0 makes them in the calling thread.
     verify : bool
@@ -96,45 +110,33 @@ class RaggedLoader:
 
     def __init__(
         self,
-        source: SourceLike,
-        batch_size: int = 1,
+        source: SourceLike | Mixture,
+        batch_size: int | None = None,
         columns: Iterable[str] | None = None,
         *,
-        shuffle: bool = False,
+        token_budget: int | None = None,
+        shuffle: Shuffle = False,
+        block_size: int = 1024,
+        window: int = 16,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        replicas: int = 1,
         device: torch.device | str = "cpu",
         tail: Tail = "keep",
         prefetch: int = 2,
         verify: bool = False,
     ) -> None:
-        limits = [
-            ("batch_size", batch_size, 1, None),
-            ("world_size", world_size, 1, None),
-            ("rank", rank, 0, world_size),
-            ("prefetch", prefetch, 0, None),
-        ]
-        for name, value, least, below in limits:
-            if value < least or (below is not None and value >= below):
-                raise LimitExceededError(
-                    f"{name} is out of its range", got=value,
-                    expected=f">= {least}" + ("" if below is None else f" and < {below}"),
-                )  # fmt: skip
-        if tail not in ("keep", "drop", "pad"):
-            raise LimitExceededError("unknown tail", expected="keep, drop or pad", got=tail)
-        opened = open_random_access(source, verify=verify)
-        records = Records(opened, columns)
-        transfer = Transfer(torch.empty(0, device=device).device)
+        check_range("prefetch", prefetch, 0)
+        reading = Reading(
+            source, batch_size, None if columns is None else tuple(columns), token_budget, shuffle,
+            block_size, window, seed, rank, world_size, replicas, tail, verify,
+        )  # fmt: skip
+        self._producer = reading.open()
+        self._transfer = Transfer(torch.empty(0, device=device).device)
         self._prefetch = prefetch
-        self._producer = Producer(
-            records,
-            # Those made ahead, the one that the consumer has and the one that it takes.
-            Ring(planned=prefetch + 2, pin=transfer.pins),
-            Dealer(records.num_rows, batch_size, rank, world_size, tail),
-            Identity(opened.fingerprint, records.num_rows, shuffle, seed, tail),
-            transfer,
-        )
+        # Those made ahead, the one that the consumer has and the one that it takes.
+        self._ring = Ring(planned=prefetch + 2, pin=self._transfer.pins)
         self._current: weakref.ref[_Epoch] | None = None
         self._delivered = Point(0)
         self._next_epoch = 0
@@ -148,17 +150,21 @@ class RaggedLoader:
 
     @property
     def num_rows(self) -> int:
-        """Records of the dataset, all ranks together."""
-        return self._producer.records.num_rows
+        """Records of an epoch, all ranks together."""
+        return self._producer.identity.num_rows
 
     @property
     def stats(self) -> RingStats:
         """Counters of the ring of arenas."""
-        return self._producer.ring.stats
+        return self._ring.stats
 
     def __len__(self) -> int:
-        """Return the batches of one whole epoch on this rank."""
-        return self._producer.dealer.count()
+        """Return the batches of one whole epoch on this rank.
+
+        With a token budget that of the next epoch: it reads the length of every record, and epochs
+        differ.
+        """
+        return self._producer.count(Point(self._next_epoch))
 
     def __iter__(self) -> Iterator[RaggedBatch]:
         """Begin the next epoch, or the one that was set or resumed; ends an iteration before."""
@@ -177,8 +183,7 @@ class RaggedLoader:
         An iteration that runs is not changed. A point inside that very epoch, from
         :meth:`load_state_dict`, is kept.
         """
-        if epoch < 0:
-            raise LimitExceededError("an epoch is not negative", expected=">= 0", got=epoch)
+        check_range("epoch", epoch, 0)
         self._next_epoch = epoch
         if self._resumed is not None and self._resumed.epoch != epoch:
             self._resumed = None
@@ -270,7 +275,7 @@ class _Epoch(Iterator[RaggedBatch]):
             self.close()
             raise
         self._loader._note(made.after)  # noqa: SLF001
-        return self._loader._producer.transfer.finish(made.batch, made.copied)  # noqa: SLF001
+        return self._loader._transfer.finish(made.batch, made.copied)  # noqa: SLF001
 
     def restart(self, point: Point) -> None:
         """Jump to another point."""
@@ -289,16 +294,15 @@ class _Epoch(Iterator[RaggedBatch]):
             self._end()
 
     def _begin(self, point: Point) -> None:
-        producer, depth = self._loader._producer, self._loader._prefetch  # noqa: SLF001
+        loader = self._loader
+        make = partial(loader._producer.batches, point, loader._ring, loader._transfer)  # noqa: SLF001
         self._epoch = point.epoch
-        if depth:
-            prefetcher: Prefetcher[Made] = Prefetcher(
-                lambda: producer.batches(point), depth, "ragged-loader"
-            )
+        if depth := loader._prefetch:  # noqa: SLF001
+            prefetcher: Prefetcher[Made] = Prefetcher(make, depth, "ragged-loader")
             self._next = prefetcher.get
             # Also at interpreter exit, before threads are cut off.
             self._end = weakref.finalize(self, prefetcher.stop)
         else:
-            batches = producer.batches(point)
+            batches = make()
             self._next = batches.__next__
             self._end = weakref.finalize(self, batches.close)

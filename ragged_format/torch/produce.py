@@ -1,31 +1,35 @@
-"""The work of the loader's thread: from steps to batches."""
+"""From steps to batches: what a loader's thread does, or a worker of a DataLoader."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from ragged_format.errors import SchemaMismatchError
+from ragged_format.torch.arena import allocate_here
 from ragged_format.torch.batch import RaggedBatch
-from ragged_format.torch.gather import Runs, measure
-from ragged_format.torch.order import EpochOrder
-from ragged_format.torch.source import Located, Records
+from ragged_format.torch.deck import Deck
+from ragged_format.torch.empty import empty_row
+from ragged_format.torch.gather import measure, whole
 from ragged_format.torch.state import Identity, Point, dump
+from ragged_format.torch.views import open_view
 
 if TYPE_CHECKING:
     import torch
 
     from ragged_format.torch.arena import Ring
-    from ragged_format.torch.steps import Dealer, Step
+    from ragged_format.torch.order import Order
+    from ragged_format.torch.source import Records
+    from ragged_format.torch.steps import Deals, Sizes, Step
     from ragged_format.torch.transfer import Transfer
 
 __all__ = ["Made", "Producer"]
 
-# Positions whose order is computed together: a few calls of numpy for hundreds of batches.
-_WINDOW = 8192
+# The axes that budgets and losses count; they exist in both profiles.
+_TOKEN, _TARGET = "token", "target"
 
 
 class Made(NamedTuple):
@@ -36,87 +40,100 @@ class Made(NamedTuple):
     after: Point
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Producer:
     """Makes the batches of one rank; used by one thread at a time.
 
     Attributes
     ----------
     records : Records
-    ring : Ring
-    dealer : Dealer
+    dealer : Deals
+    order : callable
+        Returns the order of an epoch.
     identity : Identity
-    transfer : Transfer
+    dealt : dict
+        How the order is dealt, for states.
     """
 
     records: Records
-    ring: Ring
-    dealer: Dealer
+    dealer: Deals
+    order: Callable[[int], Order]
     identity: Identity
-    transfer: Transfer
+    dealt: dict[str, Any]
+    _token: int | None = field(init=False)
+    _target: int | None = field(init=False)
 
-    def batches(self, point: Point) -> Generator[Made, None, None]:
-        """Yield the batches of an epoch from `point` on."""
-        identity, dealer = self.identity, self.dealer
-        order = EpochOrder(
-            identity.num_rows, shuffle=identity.shuffle, fingerprint=identity.fingerprint,
-            seed=identity.seed, epoch=point.epoch,
-        )  # fmt: skip
-        delivered = point.batches
-        for step, runs in self._runs(order, dealer.steps(point.position)):
-            delivered += 1
-            after = (
-                Point(point.epoch + 1)
-                if step.is_last
-                else Point(point.epoch, step.end, delivered)
+    def __post_init__(self) -> None:
+        axes = self.records.plan.axes
+        self._token = axes.index(_TOKEN) if _TOKEN in axes else None
+        self._target = axes.index(_TARGET) if _TARGET in axes else None
+
+    def need_tokens(self) -> None:
+        """Raise unless the columns loaded tell how many tokens a record has."""
+        if self._token is None:
+            raise SchemaMismatchError(
+                "a token budget needs a column on the token axis", code="RF-S003",
+                expected="one of " + ", ".join(c.name for c in self.records.schema.on(_TOKEN)),
+                got=", ".join(c.name for c in self.records.plan.schema),
+                remedy="add it to columns=",
             )  # fmt: skip
-            yield self._make(runs, step, after)
+
+    def count(self, point: Point) -> int:
+        """Return how many batches the epoch has from `point` on."""
+        return self.dealer.count(
+            point.position, self._sizes(Deck(self.records, self.order(point.epoch)))
+        )
+
+    def batches(self, point: Point, ring: Ring, transfer: Transfer) -> Generator[Made, None, None]:
+        """Yield the batches of an epoch from `point` on, in slots of a ring."""
+        deck = Deck(self.records, self.order(point.epoch))
+        delivered = point.batches
+        for step in self.dealer.steps(point.position, self._sizes(deck)):
+            delivered += 1
+            after = _after(point.epoch, step, delivered)
+            made = self._make(deck, step, after, ring)
+            yield Made(*transfer.start(made), after)
+
+    def share(self, point: Point, worker: int, workers: int) -> Generator[RaggedBatch, None, None]:
+        """Yield every `workers`-th batch of an epoch from `point` on, in memory of its own."""
+        deck = Deck(self.records, self.order(point.epoch))
+        steps = enumerate(self.dealer.steps(point.position, self._sizes(deck)), 1)
+        for number, step in islice(steps, worker, None, workers):
+            after = _after(point.epoch, step, point.batches + number)
+            yield self._make(deck, step, after, None)
 
     def state(self, point: Point) -> dict[str, object]:
         """Return the state that continues at `point`."""
-        dealer = self.dealer
-        return dump(
-            self.identity, point,
-            batch_size=dealer.batch_size, rank=dealer.rank, world_size=dealer.world_size,
-        )  # fmt: skip
+        return dump(self.identity, point, **self.dealt)
 
-    def _make(self, runs: Runs, step: Step, after: Point) -> Made:
+    def _make(self, deck: Deck, step: Step, after: Point, ring: Ring | None) -> RaggedBatch:
         plan = self.records.plan
+        is_filler = step.start == step.stop
+        runs = (
+            whole([open_view(empty_row(plan.schema), plan)])
+            if is_filler
+            else deck.runs(step.start, step.stop)
+        )
         measured = measure(plan, runs)
-        lease = self.ring.acquire(measured.layout.nbytes)
-        batch = RaggedBatch.fill(
-            plan, measured, lease.tensor(), slot=lease.slot, state=self.state(after),
+        targets = None
+        if self._target is not None:
+            if self.dealer.world_size == 1:
+                targets = measured.spans[self._target].total
+            else:
+                targets = int(deck.sizes(step.begin, step.until, self._target).sum())
+        lease = None if ring is None else ring.acquire(measured.layout.nbytes)
+        return RaggedBatch.fill(
+            plan, measured,
+            allocate_here(measured.layout.nbytes) if lease is None else lease.tensor(),
+            slot=None if lease is None else lease.slot, state=self.state(after),
             num_repeated=max(0, step.stop - max(step.start, self.dealer.num_rows)),
+            is_filler=is_filler, step_targets=targets,
         )  # fmt: skip
-        return Made(*self.transfer.start(batch), after)
 
-    def _runs(self, order: EpochOrder, steps: Iterator[Step]) -> Iterator[tuple[Step, Runs]]:
-        if not order.shuffle:
-            for step in steps:
-                yield step, self._consecutive(step)
-            return
-        size = max(1, _WINDOW // self.dealer.batch_size)
-        while window := list(islice(steps, size)):
-            positions = np.concatenate(
-                [np.arange(step.start, step.stop, dtype=np.int64) for step in window]
-            )
-            located = self.records.locate(order.at(positions % order.size))
-            first = 0
-            for step in window:
-                last = first + step.stop - step.start
-                part = Located(located.batches[first:last], located.rows[first:last])
-                yield step, self.records.singles(part)
-                first = last
+    def _sizes(self, deck: Deck) -> Sizes:
+        # Only a dealer by budget calls it, and then the axis is there.
+        return partial(deck.sizes, space=self._token or 0)
 
-    def _consecutive(self, step: Step) -> Runs:
-        size = self.dealer.num_rows
-        joined = Runs([], [], [])
-        start = step.start
-        while start < step.stop:
-            stop = min(step.stop, (start // size + 1) * size)
-            runs = self.records.span(start % size, (stop - 1) % size + 1)
-            joined.views.extend(runs.views)
-            joined.firsts.extend(runs.firsts)
-            joined.lasts.extend(runs.lasts)
-            start = stop
-        return joined
+
+def _after(epoch: int, step: Step, delivered: int) -> Point:
+    return Point(epoch + 1) if step.is_last else Point(epoch, step.end, delivered)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -26,6 +27,7 @@ from ragged_format.lists import offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.snapshot import Snapshot
 from ragged_format.sources import open_source
+from ragged_format.torch.cache import CachedDataset, CachedShards
 from ragged_format.torch.gather import Runs
 from ragged_format.torch.plan import Plan, plan_of
 from ragged_format.torch.views import View, open_view
@@ -33,12 +35,12 @@ from ragged_format.torch.views import View, open_view
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
 
-__all__ = ["Located", "Opened", "Records", "SourceLike", "open_random_access"]
+__all__ = ["Located", "Opened", "Records", "SourceLike", "join", "open_random_access"]
 
 Int64 = npt.NDArray[np.int64]
 SourceLike: TypeAlias = (
     str | os.PathLike[str] | Dataset | FileReader | pa.RecordBatch | pa.Table
-    | Sequence[pa.RecordBatch]
+    | Sequence[pa.RecordBatch] | CachedDataset
 )  # fmt: skip
 
 # Opened batches that are kept; each is some kilobytes of views, the data itself stays mapped.
@@ -137,6 +139,10 @@ def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
         manifest = found.snapshot.manifest
         shards = Snapshot(found.path, manifest, verify=verify)
         return Opened(found.ragged_schema, manifest.fingerprint, shards)
+    if isinstance(found, CachedDataset):
+        manifest = found.manifest
+        shards_of = found.shards(verify=verify)
+        return Opened(manifest.known.ragged, manifest.fingerprint, shards_of)
     if isinstance(found, FileReader):
         file = FileReader(found.path, verify=verify)
         only = _Only(_Single(file.rows_per_batch, file, file.path))
@@ -147,6 +153,54 @@ def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
         "the source has no random access", expected="a dataset, a file or record batches",
         got=type(found).__name__, remedy="write it to a dataset first: rf.Writer(path, schema)",
     )  # fmt: skip
+
+
+def join(parts: Sequence[Opened], fingerprint: str) -> Opened:
+    """Return several sources as one whose records come source after source.
+
+    Raises
+    ------
+    SchemaMismatchError
+        Their schemas differ (``RF-S010``).
+    """
+    schema = parts[0].schema
+    for number, part in enumerate(parts):
+        if part.schema != schema:
+            raise SchemaMismatchError(
+                "the datasets of a mixture have one schema", code="RF-S010",
+                expected=schema, got=f"{part.schema} (dataset {number})",
+                remedy="load the columns that all have, or convert the datasets",
+            )  # fmt: skip
+    return Opened(schema, fingerprint, _Joined([part.shards for part in parts]))
+
+
+class _Joined:
+    """The shards of several sources, one after the other."""
+
+    def __init__(self, parts: list[Shards]) -> None:
+        self._parts = parts
+        counts = np.array([len(part.bounds) - 1 for part in parts], np.int64)
+        self._firsts = offsets_of(counts)
+        self.bounds = offsets_of(np.concatenate([np.diff(part.bounds) for part in parts]))
+
+    def reader(self, number: int) -> Shard:
+        part = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._parts[part].reader(number - int(self._firsts[part]))
+
+    def watch(self, on_evict: Callable[[int], None]) -> None:
+        for part, first in zip(self._parts, self._firsts.tolist(), strict=False):
+            _watch(part, partial(_shifted, on_evict, first))
+
+
+def _shifted(on_evict: Callable[[int], None], first: int, number: int) -> None:
+    on_evict(first + number)
+
+
+def _watch(shards: Shards, on_evict: Callable[[int], None]) -> None:
+    if isinstance(shards, _Joined):
+        shards.watch(on_evict)
+    elif isinstance(shards, CachedShards):
+        shards.on_evict = on_evict
 
 
 def _in_memory(batches: Sequence[pa.RecordBatch]) -> Opened:
@@ -193,6 +247,7 @@ class Records:
 
     def __init__(self, source: Opened, columns: Iterable[str] | None = None) -> None:
         schema = source.schema
+        self.schema = schema
         self.plan: Plan = plan_of(schema if columns is None else schema.select(columns))
         self._shards = source.shards
         self._bounds = source.shards.bounds
@@ -208,6 +263,7 @@ class Records:
         self._shard_starts: list[int] = self._bounds[:-1].tolist()
         self._keys: Int64 = np.zeros(0, np.int64)
         self._places: list[tuple[int, int]] = []
+        _watch(source.shards, self._forget)
 
     def locate(self, records: Int64) -> Located:
         """Return where these records, (n,) int64, lie."""
@@ -256,6 +312,12 @@ class Records:
                 self._views.pop(next(iter(self._views)))
             self._views[key] = view
         return view
+
+    def _forget(self, shard: int) -> None:
+        """Let go of the views of a shard that is being removed."""
+        for key in [key for key in self._views if self._places[key][0] == shard]:
+            del self._views[key]
+        self._around = (0, 0, View(0, [], []))
 
     def check(self, records: Int64) -> None:
         """Raise ``RF-L002`` for a record outside the source."""

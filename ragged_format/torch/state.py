@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragged_format.errors import StateMismatchError
 
-__all__ = ["Identity", "Point", "dump", "parse"]
+__all__ = ["Identity", "Point", "common_state", "dump", "parse"]
 
 _KIND = "ragged_format.torch.RaggedLoader"
 _VERSION = 1
@@ -35,16 +35,68 @@ class Identity(NamedTuple):
 
     fingerprint: str
     num_rows: int
-    shuffle: bool
+    shuffle: bool | str
     seed: int
     tail: str
 
 
-def dump(identity: Identity, point: Point, **dealt: int) -> dict[str, Any]:
+def dump(identity: Identity, point: Point, **dealt: int | None) -> dict[str, Any]:
     """Return the state; `dealt` (batch size, ranks) is for the reader and may change on resume."""
     return {
         "kind": _KIND, "version": _VERSION, **identity._asdict(), **point._asdict(), **dealt,
     }  # fmt: skip
+
+
+def common_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state from which all ranks continue, given that of every rank.
+
+    For a checkpoint: gather the states of all ranks, then save the one that this returns.
+
+    Parameters
+    ----------
+    states : sequence of mapping
+        What ``state_dict()``, or ``batch.state``, of every rank says, in rank order.
+
+    Raises
+    ------
+    StateMismatchError
+        Ranks stopped at different steps, or read other data or options; both sides are printed.
+
+    Examples
+    --------
+    >>> common_state([{"epoch": 0, "position": 8}, {"epoch": 0, "position": 4}])
+    Traceback (most recent call last):
+    ...
+    ragged_format.errors.StateMismatchError: [RF-T001] the ranks stopped at different places
+      expected: epoch=0, position=8 (rank 0)
+      got:      epoch=0, position=4 (rank 1)
+      remedy:   save the states after the same step on every rank
+    """
+    if not states:
+        raise StateMismatchError("there is no state", expected="one for each rank", got="none")
+    own = {"rank"}
+    first = {name: value for name, value in states[0].items() if name not in own}
+    for rank, state in enumerate(states):
+        names = [*first, *(name for name in state if name not in first and name not in own)]
+        differing = [name for name in names if state.get(name) != first.get(name)]
+        if differing:
+            raise StateMismatchError(
+                "the ranks stopped at different places",
+                expected=_shown(states[0], _named(differing)) + " (rank 0)",
+                got=_shown(state, _named(differing)) + f" (rank {rank})",
+                remedy="save the states after the same step on every rank",
+            )  # fmt: skip
+    return dict(states[0])
+
+
+def _named(differing: list[str]) -> list[str]:
+    """Return the names to print: a place is always printed whole."""
+    place = [name for name in ("epoch", "position") if {"epoch", "position"} & {*differing}]
+    return place + [name for name in differing if name not in place]
+
+
+def _shown(state: Mapping[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={state.get(name)!r}" for name in names)
 
 
 def parse(state: Any, identity: Identity) -> Point:
@@ -72,8 +124,8 @@ def parse(state: Any, identity: Identity) -> Point:
     if differing:
         raise StateMismatchError(
             "the state belongs to other data or other options",
-            expected=", ".join(f"{name}={ours[name]!r}" for name in differing) + " (this loader)",
-            got=", ".join(f"{name}={state.get(name)!r}" for name in differing) + " (the state)",
+            expected=_shown(ours, differing) + " (this loader)",
+            got=_shown(state, differing) + " (the state)",
             remedy="open the same dataset with the same options, or start without the state",
         )  # fmt: skip
     point = Point(*(state.get(name, -1) for name in Point._fields))

@@ -1,0 +1,154 @@
+"""The options that loaders share, checked once, and what they open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ragged_format.errors import LimitExceededError
+from ragged_format.torch.mixing import Mixture, MixtureOrder, mixed_fingerprint, quotas
+from ragged_format.torch.order import BlockOrder, EpochOrder
+from ragged_format.torch.produce import Producer
+from ragged_format.torch.source import Opened, Records, SourceLike, join, open_random_access
+from ragged_format.torch.state import Identity
+from ragged_format.torch.steps import BudgetDealer, Dealer, Deals, Tail
+
+if TYPE_CHECKING:
+    from ragged_format.torch.order import Order
+
+__all__ = ["Reading", "Shuffle", "check_range"]
+
+Shuffle: TypeAlias = bool | Literal["global", "block"]
+
+
+def check_range(name: str, value: int, least: int, below: int | None = None) -> None:
+    """Raise ``RF-L001`` unless ``least <= value``, and ``< below`` where that is given."""
+    if value < least or (below is not None and value >= below):
+        raise LimitExceededError(
+            f"{name} is out of its range", got=value,
+            expected=f">= {least}" + ("" if below is None else f" and < {below}"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read, in which order and how it is dealt; see :class:`RaggedLoader` for each.
+
+    Raises
+    ------
+    LimitExceededError
+        A number is out of its range, or a choice is unknown (``RF-L001``).
+    """
+
+    source: SourceLike | Mixture
+    batch_size: int | None
+    columns: tuple[str, ...] | None
+    token_budget: int | None
+    shuffle: Shuffle
+    block_size: int
+    window: int
+    seed: int
+    rank: int
+    world_size: int
+    replicas: int
+    tail: Tail
+    verify: bool
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            check_range("batch_size", self.batch_size, 1)
+        if self.token_budget is not None:
+            check_range("token_budget", self.token_budget, 1)
+        check_range("block_size", self.block_size, 1)
+        check_range("window", self.window, 1)
+        check_range("world_size", self.world_size, 1)
+        check_range("rank", self.rank, 0, self.world_size)
+        check_range("replicas", self.replicas, 1)
+        if self.world_size % self.replicas:
+            raise LimitExceededError(
+                "replicas divides world_size", expected=f"a divisor of {self.world_size}",
+                got=self.replicas,
+            )  # fmt: skip
+        if self.tail not in ("keep", "drop", "pad", "empty"):
+            raise LimitExceededError(
+                "unknown tail", expected="keep, drop, pad or empty", got=self.tail
+            )
+        if self.shuffle not in (True, False, "global", "block"):
+            raise LimitExceededError(
+                "unknown way to shuffle", expected="True, False, 'global' or 'block'",
+                got=self.shuffle,
+            )  # fmt: skip
+
+    def open(self) -> Producer:
+        """Open the source and return what makes its batches."""
+        opened, num_rows, order = self._opened()
+        producer = Producer(
+            Records(opened, self.columns),
+            self._dealer(num_rows),
+            order,
+            Identity(opened.fingerprint, num_rows, self._shuffle_name(), self.seed, self.tail),
+            {
+                "batch_size": self._batch_size(), "rank": self.rank,
+                "world_size": self.world_size, "replicas": self.replicas,
+                "token_budget": self.token_budget,
+            },
+        )  # fmt: skip
+        if self.token_budget is not None:
+            producer.need_tokens()
+        return producer
+
+    def _opened(self) -> tuple[Opened, int, Callable[[int], Order]]:
+        if not isinstance(self.source, Mixture):
+            opened = open_random_access(self.source, verify=self.verify)
+            num_rows = int(opened.shards.bounds[-1])
+            return opened, num_rows, partial(self._order, num_rows, opened.fingerprint)
+        parts = [open_random_access(part, verify=self.verify) for part in self.source.sources]
+        sizes = [int(part.shards.bounds[-1]) for part in parts]
+        weights = sizes if self.source.weights is None else self.source.weights
+        for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+            if weight and not size:
+                raise LimitExceededError(
+                    f"dataset {number} of the mixture has no records", expected=">= 1", got=0,
+                    remedy="leave it out",
+                )  # fmt: skip
+        num_rows = sum(sizes) if self.source.num_rows is None else self.source.num_rows
+        counts = quotas(weights)
+        fingerprints = [part.fingerprint for part in parts]
+        opened = join(parts, mixed_fingerprint(fingerprints, counts))
+
+        def orders(number: int, epoch: int) -> Order:
+            return self._order(sizes[number], f"{number}|{fingerprints[number]}", epoch)
+
+        def order(epoch: int) -> Order:
+            return MixtureOrder(sizes, counts, size=num_rows, epoch=epoch, orders=orders)
+
+        return opened, num_rows, order
+
+    def _order(self, size: int, fingerprint: str, epoch: int) -> Order:
+        if self.shuffle == "block":
+            return BlockOrder(
+                size, block_size=self.block_size, blocks=self.window, fingerprint=fingerprint,
+                seed=self.seed, epoch=epoch,
+            )  # fmt: skip
+        return EpochOrder(
+            size, shuffle=bool(self.shuffle), fingerprint=fingerprint, seed=self.seed, epoch=epoch
+        )
+
+    def _shuffle_name(self) -> bool | str:
+        if self.shuffle == "block":
+            return f"block({self.block_size}, {self.window})"
+        return bool(self.shuffle)
+
+    def _batch_size(self) -> int | None:
+        if self.batch_size is None and self.token_budget is None:
+            return 1
+        return self.batch_size
+
+    def _dealer(self, num_rows: int) -> Deals:
+        group, groups = self.rank // self.replicas, self.world_size // self.replicas
+        size = self._batch_size()
+        if self.token_budget is None:
+            return Dealer(num_rows, size or 1, group, groups, self.tail)
+        return BudgetDealer(num_rows, self.token_budget, group, groups, self.tail, size)
