@@ -115,6 +115,7 @@ def clean_heads(
     *,
     null: Bools | None = None,
     exact: bool = True,
+    logits: bool = False,
     kind: str = "head",
 ) -> HeadRows:
     """Return heads as the format keeps them: no sentinels, ids once, log-probs not increasing.
@@ -133,6 +134,8 @@ def clean_heads(
     exact : bool
         Whether the values are exact log-probs, which are then put in order and whose sign and mass
         are checked. Entries of approximate ones stay in the order of their ranks.
+    logits : bool
+        Whether the values are logits, of which sign and mass say nothing.
     kind : str
         For the counts: which heads these are.
 
@@ -155,7 +158,7 @@ def clean_heads(
         heads = _descending(heads, report, kind)
     heads = _once(heads, report, place)
     log_probs = heads.log_probs.astype(np.float32, copy=False)
-    if exact:
+    if exact and not logits:
         _check_values(log_probs, heads.counts, place)
     return HeadRows(heads.counts, heads.ids.astype(np.int32, copy=False), log_probs, heads.weights)
 

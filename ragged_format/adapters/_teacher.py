@@ -24,7 +24,9 @@ __all__ = ["add_teacher", "heads_of_targets", "teacher_mode", "with_realized"]
 MODES = ("processed", "raw")
 
 
-def teacher_mode(logprobs_mode: str, temperature: float | None = None) -> LogProb:
+def teacher_mode(
+    logprobs_mode: str, temperature: float | None = None, *, logits: bool = False
+) -> LogProb:
     """Return the log-prob mode of a teacher, which scores over the whole vocabulary.
 
     Raises
@@ -37,8 +39,10 @@ def teacher_mode(logprobs_mode: str, temperature: float | None = None) -> LogPro
             "log-probs are processed or raw", code="RF-A011", expected=" or ".join(MODES),
             got=logprobs_mode,
         )  # fmt: skip
-    mode = "raw" if logprobs_mode == "raw" else "processed"
-    return LogProb("raw" if mode == "raw" else "processed", "vocabulary", temperature=temperature)
+    return LogProb(
+        "raw" if logprobs_mode == "raw" else "processed", "vocabulary",
+        "logit" if logits else "log_prob", temperature,
+    )  # fmt: skip
 
 
 def heads_of_targets(
@@ -91,7 +95,7 @@ def add_teacher(
     else:
         heads = clean_heads(
             heads, draft.vocab_size, draft.report, place, null=null, exact=not approximate,
-            kind="teacher_head",
+            logits=mode.value == "logit", kind="teacher_head",
         )  # fmt: skip
     counts = replace(standard_column("teacher_topk_counts"), head_kind=head_kind)
     draft.add("teacher_topk_counts", heads.counts, counts)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,24 +26,18 @@ from ragged_format.adapters._build import (
 from ragged_format.adapters._fields import Fields
 from ragged_format.adapters._npz import write_npz
 from ragged_format.adapters._records import to_json
-from ragged_format.adapters._sentinels import SENTINELS, classify
-from ragged_format.adapters._tables import HeadRows, clean_heads, clean_sets, find_in_rows
-from ragged_format.adapters._targets import POLICIES, Policy
-from ragged_format.adapters._teacher import heads_of_targets
+from ragged_format.adapters._sampler import add_heads, add_log_probs, add_sets, check_policies
 from ragged_format.adapters._trl_rows import to_micro_batch, to_queue_samples, to_row
 from ragged_format.adapters._values import malformed
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
-from ragged_format.errors import ConversionError, Where
-from ragged_format.lists import ranges
-from ragged_format.profiles import standard_column
-from ragged_format.rules import LOG_PROB_TOLERANCE, TargetFlag
 from ragged_format.schema import LogProb
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ragged_format.adapters._values import Bools
+    from ragged_format.adapters._targets import Policy
+    from ragged_format.errors import Where
 
 __all__ = ["ADAPTER", "to_micro_batch", "to_queue_samples", "to_row", "to_samples", "write"]
 
@@ -125,14 +118,10 @@ def to_samples(
       remedy:   choose on_missing_support; an empty list does not say "the full vocabulary"
     """
     vocab_size = check_options(vocab_size, columns, schema)
-    for option, policy in (
-        ("on_missing_support", on_missing_support), ("on_invalid_support", on_invalid_support),
-        ("on_missing_log_prob", on_missing_log_prob),
-    ):  # fmt: skip
-        if policy not in POLICIES or (option, policy) == ("on_missing_log_prob", "full_vocab"):
-            raise ConversionError(
-                f"{option} names a policy", code="RF-A011", expected=", ".join(POLICIES), got=policy
-            )
+    check_policies(
+        on_missing_support=on_missing_support, on_invalid_support=on_invalid_support,
+        on_missing_log_prob=on_missing_log_prob,
+    )  # fmt: skip
     counts = ConversionReport()
     items = list(payloads)
     counts.responses.taken = counts.responses.stored = len(items)
@@ -144,14 +133,19 @@ def to_samples(
     processed = logprobs_mode == "processed"
     mode = LogProb("processed", "support") if processed else LogProb("raw", "vocabulary")
     if is_given(items, "sampling_mask"):
-        _add_sets(draft, fields, lengths, on_missing_support, on_invalid_support)
+        rows = fields.id_rows("sampling_mask", lengths, "sampling_mask_counts")
+        add_sets(
+            draft, rows, "sampling_mask", on_missing=on_missing_support,
+            on_invalid=on_invalid_support,
+        )  # fmt: skip
     if is_given(items, "old_log_probs"):
-        _add_log_probs(draft, fields, lengths, mode, on_missing_log_prob)
+        given = fields.floats("old_log_probs", lengths)
+        add_log_probs(draft, given, "old_log_probs", mode, on_missing_log_prob)
     if is_given(items, "top_k"):
-        _add_heads(draft, *fields.dict_heads("top_k", lengths), mode, "top_k")
+        add_heads(draft, *fields.dict_heads("top_k", lengths), mode, "top_k")
     elif is_given(items, "top_k_ids"):
         heads = fields.table_heads("top_k_ids", "top_k_log_probs", lengths)
-        _add_heads(draft, heads, None, mode, "top_k_ids")
+        add_heads(draft, heads, None, mode, "top_k_ids")
     batch = draft.finish(columns, schema)
     counts.add_to(report)
     return batch
@@ -205,111 +199,6 @@ def _metrics(value: Any, where: Where, report: ConversionReport) -> str:
         report.converted["nan_metrics"] += nan
         plain[str(key)] = None if nan else number
     return to_json(plain, where, "metrics")
-
-
-def _add_sets(
-    draft: Draft,
-    fields: Fields,
-    lengths: Sequence[int],
-    on_missing: Policy,
-    on_invalid: Policy,
-) -> None:
-    name = "sampling_mask"
-    all_ids, all_counts, all_null = fields.id_rows(name, lengths, "sampling_mask_counts")
-    rows = draft.positions
-    counts, null = all_counts[rows], all_null[rows]
-    given = all_ids[ranges((np.cumsum(all_counts) - all_counts)[rows], counts)]
-    ledger, targets = draft.report.candidates, draft.targets
-    ledger.taken += len(all_ids)
-    ledger.drop("context", len(all_ids) - len(given))
-    ids, repeated = clean_sets(given, counts, draft.vocab_size, draft.report, draft.place(name))
-    _, held = find_in_rows(ids, counts, targets.tokens)
-    missing = null | (counts == 0)
-    faults = (
-        ("support_missing", missing, on_missing, _no_set),
-        ("support_duplicate_ids", repeated, on_invalid, _twice),
-        ("support_sampled_outside", ~held & ~missing & ~repeated, on_invalid, _outside),
-    )
-    bad = np.zeros(len(counts), bool)
-    for reason, where, policy, fail in faults:
-        targets.apply(policy, where, reason, TargetFlag.SUPPORT_MISSING, name, fail)
-        ledger.drop(reason, int(counts[where].sum()))
-        bad |= where
-    ids = ids[np.repeat(~bad, counts)]
-    draft.add("candidate_counts", np.where(bad, 0, counts))
-    draft.add("candidate_ids", ids)
-
-
-def _no_set(where: Where, _: int) -> ConversionError:
-    return ConversionError(
-        "a trained token has no candidate set", code="RF-A004", where=where,
-        expected="a list with the sampled token", got="null or an empty list",
-        remedy='choose on_missing_support; an empty list does not say "the full vocabulary"',
-    )  # fmt: skip
-
-
-def _twice(where: Where, _: int) -> ConversionError:
-    return ConversionError(
-        "a candidate set has an id twice", code="RF-A005", where=where, expected="unique ids",
-        got="a repeated id", remedy="choose on_invalid_support to convert the rest",
-    )  # fmt: skip
-
-
-def _outside(where: Where, _: int) -> ConversionError:
-    return ConversionError(
-        "the sampled token is not in its candidate set", code="RF-A005", where=where,
-        expected="a set with the sampled token", got="a set without it",
-        remedy="choose on_invalid_support to convert the rest; sets are never repaired",
-    )  # fmt: skip
-
-
-def _add_log_probs(
-    draft: Draft, fields: Fields, lengths: Sequence[int], mode: LogProb, policy: Policy
-) -> None:
-    name = "old_log_probs"
-    everywhere, null = fields.floats(name, lengths)
-    values = everywhere[draft.positions]
-    ledger = draft.report.log_probs
-    on_context = int(np.count_nonzero(everywhere) - np.count_nonzero(values))
-    ledger.taken += len(values) + on_context
-    ledger.drop("context", on_context)
-    kinds = classify(values, null[draft.positions])
-    positive = values > LOG_PROB_TOLERANCE
-    if positive.any():
-        first = int(np.argmax(positive))
-        raise ConversionError(
-            "a log-prob is positive", code="RF-A007", where=draft.place(name)(first),
-            expected=f"<= {LOG_PROB_TOLERANCE}", got=float(values[first]),
-        )  # fmt: skip
-    for number, kind in enumerate(SENTINELS[1:], 1):
-        draft.targets.apply(
-            policy, kinds == number, f"log_prob_{kind}", TargetFlag.LOG_PROB_MISSING, name,
-            _no_log_prob,
-        )  # fmt: skip
-        ledger.drop(f"log_prob_{kind}", int(np.count_nonzero(kinds == number)))
-    column = replace(standard_column("rollout_log_probs"), log_prob=mode)
-    draft.given["rollout_log_probs"] = kinds == 0
-    draft.add("rollout_log_probs", np.where(kinds == 0, values, 0.0).astype(np.float32), column)
-
-
-def _no_log_prob(where: Where, _: int) -> ConversionError:
-    return ConversionError(
-        "a trained token has no log-prob", code="RF-A007", where=where,
-        expected="a finite number", got="null, NaN or a floor",
-        remedy="choose another on_missing_log_prob",
-    )  # fmt: skip
-
-
-def _add_heads(
-    draft: Draft, heads: HeadRows, null: Bools | None, mode: LogProb, field: str
-) -> None:
-    heads, null = heads_of_targets(draft, heads, null)
-    heads = clean_heads(heads, draft.vocab_size, draft.report, draft.place(field), null=null)
-    column = replace(standard_column("topk_log_probs"), log_prob=mode)
-    draft.add("topk_counts", heads.counts)
-    draft.add("topk_ids", heads.ids)
-    draft.add("topk_log_probs", heads.log_probs, column)
-    draft.targets.flags[heads.counts == 0] |= TargetFlag.HEAD_MISSING
 
 
 def _recognizes(payload: Any) -> bool:
