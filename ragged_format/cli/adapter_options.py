@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
+from typer.core import TyperCommand
 
 from ragged_format.cli.inputs import JSON_SUFFIXES
 from ragged_format.cli.output import Output
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from ragged_format.adapters.registry import Adapter
 
-__all__ = ["AdapterOptions", "chosen_options", "list_adapters"]
+__all__ = ["AdapterOptions", "ListingCommand", "chosen_options", "list_adapters"]
 
 AdapterOptions = Annotated[
     list[str] | None,
@@ -82,6 +83,17 @@ def _not_taken(takes: Sequence[str]) -> str:
     return f"this adapter does not take it. It takes: {', '.join(takes) or 'no options'}."
 
 
+class ListingCommand(TyperCommand):
+    """A command with ``--list``, which does not need the other arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse ``--json`` first: ``--list`` prints and exits when its turn comes."""
+        if "--list" in args:
+            args = sorted(args, key=lambda word: word != "--json")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
 def list_adapters(direction: Literal["reads", "writes"]) -> Callable[[typer.Context, bool], None]:
     """Return the callback of ``--list``, which prints the adapters of one direction and exits."""
 
@@ -95,27 +107,28 @@ def list_adapters(direction: Literal["reads", "writes"]) -> Callable[[typer.Cont
         having = [a for a in all_adapters().values() if getattr(a, direction) is not None]
         rows = [_row(adapter, direction) for adapter in having]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        for heading in rows[0] if rows else ("name",):
+        shown = [key for key in (rows[0] if rows else {"name": ""}) if key != "options"]
+        for heading in shown:
             table.add_column(heading)
         for row in rows:
-            table.add_row(*row.values())
-        out.text(table)
+            table.add_row(*(row[key] for key in shown))
+        out.text(table, "Options of each: --list --json")
         out.result({"adapters": rows})
         raise typer.Exit
 
     return show
 
 
-def _row(adapter: Adapter, direction: str) -> dict[str, str]:
+def _row(adapter: Adapter, direction: str) -> dict[str, Any]:
     from ragged_format.adapters.registry import option_names
 
-    row = {"name": adapter.name, "title": adapter.title}
+    row: dict[str, Any] = {"name": adapter.name, "title": adapter.title}
     if direction == "reads" and adapter.reads is not None:
         files = "JSON" if adapter.reads.suffixes == JSON_SUFFIXES else adapter.reads.suffixes
         row["files"] = files if isinstance(files, str) else " ".join(files) or "a directory"
-        row["options"] = ", ".join(option_names(adapter.reads.to_samples))
+        row["options"] = option_names(adapter.reads.to_samples)
     elif adapter.writes is not None:
         row["takes"] = f"{adapter.writes.profile} records"
         row["makes"] = adapter.writes.makes
-        row["options"] = ", ".join(option_names(adapter.writes.write))
+        row["options"] = option_names(adapter.writes.write)
     return row

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ragged_format import __version__
 from ragged_format.cli import plugins
+from ragged_format.cli.adapter_options import ListingCommand
 from ragged_format.cli.compact import compact, expand
 from ragged_format.cli.convert import convert
 from ragged_format.cli.demo import demo
@@ -120,7 +121,7 @@ def _root(
 
 
 for _command in (convert, validate, inspect, pack, compact, expand, export, demo):
-    app.command()(_command)
+    app.command(cls=ListingCommand if _command in (convert, export) else None)(_command)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragged_format.canonical import require_same
 from ragged_format.cli.inputs import JSON_SUFFIXES, STDIN, Line, find_inputs, read_lines
-from ragged_format.errors import ConversionError, Where
+from ragged_format.errors import ConversionError, RaggedError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import sample_schema
 
@@ -68,34 +68,61 @@ def detect(paths: Sequence[str]) -> str:
     from ragged_format.adapters import registry
 
     path = paths[0]
-    own = [
-        (name, adapter.reads)
-        for name, adapter in registry.all_adapters().items()
-        if adapter.reads is not None and adapter.reads.payloads is not None
-    ]
-    by_suffix = [(n, r) for n, r in own if r.suffixes and path.endswith(r.suffixes)]
-    if not path.endswith(JSON_SUFFIXES) and by_suffix:
-        if len(by_suffix) == 1:
-            return by_suffix[0][0]
-        raise ConversionError(
-            "the form is not certain", where=Where(file=path), expected="one form",
-            got=" or ".join(name for name, _ in by_suffix), remedy="name the form with --from",
-        )  # fmt: skip
     if path == STDIN:
         raise ConversionError(
             "the form of a pipe is not known beforehand", where=Where(file=path),
             expected=", ".join(engine_names()), got=None, remedy="name the form with --from",
         )  # fmt: skip
-    line = next(read_lines(find_inputs([path])[:1], lambda _: None), None)
-    if line is None:
-        raise ConversionError(
-            "the input has no records", where=Where(file=path), expected="at least one", got="none"
-        )
-    record = parse_record(line)
-    found = registry.recognize(record)
+    found = _by_files(path)
+    if found is None:
+        line = next(read_lines(find_inputs([path])[:1], lambda _: None), None)
+        if line is None:
+            raise ConversionError(
+                "the input has no records", where=Where(file=path), expected="at least one",
+                got="none",
+            )  # fmt: skip
+        record = parse_record(line)
+        found = registry.recognize(record)
+        if not found:
+            raise registry.unrecognized(record, line.where)
     if len(found) != 1:
-        raise registry.unrecognized(record, line.where)
+        raise ConversionError(
+            "the form is not certain", where=Where(file=path), expected="one form",
+            got=" or ".join(found), remedy="name the form with --from",
+        )  # fmt: skip
     return found[0]
+
+
+def _by_files(path: str) -> list[str] | None:
+    """Return the adapters that read files of these names, or ``None`` where they are JSON."""
+    from ragged_format.adapters import registry
+
+    names = [path] if Path(path).is_file() else [str(p) for p in Path(path).rglob("*")]
+    if not names or any(name.removesuffix(".gz").removesuffix(".zst").endswith(JSON_SUFFIXES)
+                        for name in names):  # fmt: skip
+        return None
+    found = {
+        name: adapter.reads
+        for name, adapter in registry.all_adapters().items()
+        if adapter.reads is not None
+        and adapter.reads.payloads is not None
+        and any(file.endswith(adapter.reads.suffixes) for file in names)
+    }
+    if len(found) > 1:
+        certain = [name for name, reader in found.items() if _is_first_of(reader, path)]
+        return certain or list(found)
+    return list(found) or None
+
+
+def _is_first_of(reader: Reader, path: str) -> bool:
+    """Return whether an adapter can read the first payload and recognizes it."""
+    if reader.payloads is None or reader.recognizes is None:
+        return False
+    try:
+        first = next(iter(reader.payloads(find_files(reader, [path])[0])), None)
+    except RaggedError:
+        return False
+    return first is not None and reader.recognizes(first)
 
 
 @dataclass
