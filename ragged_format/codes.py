@@ -104,6 +104,7 @@ _ALL = (
     Code("RF-L002", "LimitExceededError", "An index or slice bound lies inside its axis."),
     # States, conversion, packing, dependencies
     Code("RF-T001", "StateMismatchError", "A saved state belongs to this data, these options and this version."),
+    Code("RF-T002", "HandOverError", "The source of a distributed hand-over has rows, and all processes speak one protocol."),
     Code("RF-A001", "ConversionError", "Foreign data can be converted without loss or contradiction."),
     Code("RF-A002", "ConversionError", "Foreign data has the shape that its engine documents."),
     Code("RF-A003", "ConversionError", "A response is a result, not the engine's error answer."),

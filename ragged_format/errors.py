@@ -17,6 +17,7 @@ __all__ = [
     "CorruptError",
     "DatasetExistsError",
     "DatasetNotFoundError",
+    "HandOverError",
     "InvariantError",
     "LimitExceededError",
     "ManifestError",
@@ -288,6 +289,12 @@ class PackingError(RaggedError, ValueError):
     """Samples cannot be packed as asked."""
 
     code = "RF-P001"
+
+
+class HandOverError(RaggedError, RuntimeError):
+    """Another process of a distributed hand-over failed or differs."""
+
+    code = "RF-T002"
 
 
 class MissingDependencyError(RaggedError, ImportError):

@@ -27,7 +27,7 @@ UNSHOWN = {
     "RF-C008": "says that nothing is at a place",
     "RF-C009": "says what a writer finds at its target",
     "RF-L002": "is about an argument of a call",
-    "RF-T": "is about a saved state and what it is loaded into",
+    "RF-T": "is about a saved state or other processes",
     "RF-A": "is about data of other formats",
     "RF-P": "is about a request to pack",
     "RF-D": "is about an installation",

@@ -64,3 +64,125 @@ def sharded_head(rank, world_size, seeds, over):
             for chunk in (40, 1 << 20)
         ]
     return out
+
+
+def packed_rows(count, seed=0, num_samples=4):
+    """Rows that differ in size."""
+    from ragged_format.packing import pack_row
+    from ragged_format.testing import rollouts
+
+    out = []
+    for number in range(count):
+        samples = rollouts(
+            np.random.default_rng([seed, number]), num_samples=num_samples + number,
+            prompt_length=6, response_length=9, vocab_size=500, max_candidates=20, top_k=3,
+        )  # fmt: skip
+        out.append(pack_row(samples, packing="tree"))
+    return out
+
+
+def content(batch):
+    """A received batch as plain values."""
+    return {
+        "num_rows": batch.num_rows,
+        "step_targets": batch.step_targets,
+        "state": batch.state,
+        "ids": batch.strings("member_sample_id"),
+        "columns": {
+            name: batch[name].numpy().copy() for name in batch if batch[name].dtype != torch.uint8
+        },
+        "lengths": {axis: batch.counts_host(axis) for axis in batch.plan.axes[1:]},
+    }
+
+
+def scattered(rank, world_size, steps, row_of):
+    """Every step's row, and the bytes of every hand-over."""
+    from ragged_format.torch.distributed import scatter_rows
+
+    got = []
+    for step in range(steps + 1):
+        rows = None
+        if rank == 0 and step < steps:
+            rows = packed_rows(1 + max(row_of or range(world_size)), seed=step)
+        pending = scatter_rows(rows, row_of=row_of)
+        batch = pending.wait()
+        assert pending.wait() is batch
+        got.append((
+            None if batch is None else content(batch), pending.nbytes_sent, pending.nbytes_received
+        ))  # fmt: skip
+    return got
+
+
+def streamed(rank, world_size, steps):
+    """Rows of an iterable; batches of the loader's kind, with a state, from the last rank."""
+    from ragged_format.torch import RaggedBatch
+    from ragged_format.torch.distributed import scatter_stream
+
+    src = world_size - 1
+
+    def source():
+        for step in range(steps):
+            batches = [RaggedBatch.from_arrow(row) for row in packed_rows(world_size, seed=step)]
+            for batch in batches:
+                batch.state = {"step": step}
+            yield batches
+
+    group = dist.new_group(backend="gloo")
+    rows = source() if rank == src else None
+    out = []
+    for batch in scatter_stream(rows, src=src, group=group):
+        total = torch.tensor(len(batch["target_ids"]))  # a training step talks, too
+        dist.all_reduce(total)
+        assert int(total) == batch.step_targets
+        out.append(content(batch))
+    return out
+
+
+def broadcast(rank, world_size):
+    """The same batch on all ranks, then the end."""
+    from ragged_format.torch.distributed import broadcast_batch
+
+    first = broadcast_batch(packed_rows(1)[0] if rank == 0 else None).wait()
+    return content(first), broadcast_batch().wait()
+
+
+def failing(rank, world_size):
+    """What every rank raises when the source raises, gives too few rows, or packs nonsense."""
+    from ragged_format.errors import RaggedError
+    from ragged_format.torch.distributed import scatter_rows, scatter_stream
+
+    def source():
+        yield packed_rows(world_size)
+        raise KeyError("planner")
+
+    out = []
+    stream = scatter_stream(source() if rank == 0 else None)
+    try:
+        out.append(sum(1 for _ in stream))
+    except (KeyError, RaggedError) as err:
+        out.append((type(err).__name__, str(err)))
+    for rows in (packed_rows(1), [object()] * world_size):
+        try:
+            scatter_rows(rows if rank == 0 else None).wait()
+        except (AttributeError, RaggedError) as err:
+            out.append((type(err).__name__, str(err)))
+    # The group still works.
+    out.append(scatter_rows(packed_rows(world_size) if rank == 0 else None).wait().num_rows)
+    return out
+
+
+def overlap(rank, world_size):
+    """Whether the source goes on while nobody has received yet."""
+    from ragged_format.torch.distributed import scatter_rows
+
+    if rank == 0:
+        pending = scatter_rows(packed_rows(world_size))
+        dist.barrier()  # reached although the others have not asked yet
+        return pending.wait().num_rows
+    dist.barrier()
+    return scatter_rows().wait().num_rows
+
+
+def in_turn(rank, world_size, jobs):
+    """Several jobs, (name, function, arguments) each, in one start of processes."""
+    return {name: job(rank, world_size, *args) for name, job, args in jobs}

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from support import rank_jobs
-from support.ranks import run_ranks
 
 
 @pytest.mark.parametrize("over", ["support", "vocabulary"])
-def test_sharding_by_ids_changes_nothing(over):
+def test_sharding_by_ids_changes_nothing(pair, over):
     seeds = range(3)
-    ranks = run_ranks(2, rank_jobs.sharded_head, seeds, over)
+    ranks = pair[f"head over {over}"]
     number = 0
     for seed in seeds:
         case = rank_jobs.head_case(seed)
