@@ -27,11 +27,12 @@ _MAX_WINDOW = 128 << 20
 
 
 class Message(NamedTuple):
-    """One message: all its bytes (the body aligned to 8), its flatbuffer, what that says."""
+    """One message: all its bytes, its flatbuffer and what that says, its body, aligned to 8."""
 
     buffer: pa.Buffer
     flatbuffer: bytes | memoryview
     header: Header
+    body: memoryview
 
 
 class ByteSource(Protocol):
@@ -43,10 +44,10 @@ class ByteSource(Protocol):
         """Return the next `size` bytes, fewer only at the end of the data."""
         ...
 
-    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
-        """Return `head`, just read, and the next `size` bytes as one buffer; None if short.
+    def message(self, head: bytes, size: int) -> tuple[pa.Buffer, memoryview] | None:
+        """Return `head`, just read, and the next `size` bytes as one buffer, and a view of these.
 
-        The bytes after `head` begin at a multiple of 8 in memory.
+        They begin at a multiple of 8 in memory. None if the data ends earlier.
         """
         ...
 
@@ -69,18 +70,18 @@ class BufferSource:
         self.position = start + len(out)
         return out
 
-    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
+    def message(self, head: bytes, size: int) -> tuple[pa.Buffer, memoryview] | None:
         start = self.position
         if len(self._view) - start < size:
             self.position = len(self._view)
             return None
         self.position = start + size
+        body = self._view[start : start + size]
         if (self._buffer.address + start) % 8 == 0:
-            return self._buffer.slice(start - len(head), len(head) + size)
-        buffer, view = _allocate(len(head), size)
-        view[: len(head)] = head
-        view[len(head) :] = self._view[start : start + size]
-        return buffer
+            return self._buffer.slice(start - len(head), len(head) + size), body
+        buffer, view = _allocate(head, size)
+        view[:] = body
+        return buffer, view
 
     def close(self) -> None:
         pass
@@ -113,10 +114,9 @@ class FileSource:
         out = memoryview(bytearray(size))
         return out[: self._fill(out)]
 
-    def message(self, head: bytes | memoryview, size: int) -> pa.Buffer | None:
-        buffer, view = _allocate(len(head), size)
-        view[: len(head)] = head
-        return buffer if self._fill(view[len(head) :]) == size else None
+    def message(self, head: bytes, size: int) -> tuple[pa.Buffer, memoryview] | None:
+        buffer, view = _allocate(head, size)
+        return (buffer, view) if self._fill(view) == size else None
 
     def close(self) -> None:
         pass
@@ -240,10 +240,11 @@ def next_body(source: ByteSource, head: bytes, *, max_bytes: int) -> Message:
     if len(head) + header.body_bytes > max_bytes:
         raise _too_large(max_bytes, len(head) + header.body_bytes)
     start = source.position
-    buffer = source.message(head, header.body_bytes)
-    if buffer is None:
+    whole = source.message(head, header.body_bytes)
+    if whole is None:
         raise _cut("the body", header.body_bytes, source.position - start)
-    return Message(buffer, flatbuffer, header)
+    buffer, body = whole
+    return Message(buffer, flatbuffer, header, body)
 
 
 def skip_body(source: ByteSource, size: int) -> None:
@@ -289,8 +290,11 @@ def describe(head: bytes) -> str:
     return f"bytes {head[:8].hex(' ')}" if head else "no bytes"
 
 
-def _allocate(head: int, size: int) -> tuple[pa.Buffer, memoryview]:
-    """Return memory for a message whose body begins at a multiple of 64."""
-    shift = -head % 64
-    buffer = pa.allocate_buffer(shift + head + size)
-    return buffer.slice(shift), memoryview(buffer).cast("B")[shift:]
+def _allocate(head: bytes, size: int) -> tuple[pa.Buffer, memoryview]:
+    """Return memory that begins with `head`, and a view of what follows, at a multiple of 64."""
+    shift = -len(head) % 64
+    start = shift + len(head)
+    buffer = pa.allocate_buffer(start + size)
+    view = memoryview(buffer).cast("B")
+    view[shift:start] = head
+    return buffer.slice(shift), view[start:]

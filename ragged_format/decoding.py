@@ -163,8 +163,7 @@ def decode(
         raise CorruptError(
             "a message is not a record batch", expected=BATCH, got=message.header.kind
         )
-    body = memoryview(message.buffer).cast("B")[8 + len(message.flatbuffer) :]
-    layout = layout_of(message.flatbuffer, message.header, body)
+    layout = layout_of(message.flatbuffer, message.header, message.body)
     batch = decode_batch(message.buffer, known.schema, layout, max_bytes=max_bytes)
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "trailer_head"]
 
+# Sizes of trailers whose heads are remembered for each schema.
+_KEPT = 16
+
 
 class Encoder:
     """Turn batches of one schema into messages, count them, and make the trailer.
@@ -79,4 +82,15 @@ class Encoder:
 
 def trailer_head(trailer: Trailer, known: KnownSchema) -> bytes:
     """Return the head of the trailer's message; its body is that of a batch without rows."""
-    return with_metadata(known.empty.flatbuffer, known.empty.header, trailer.to_metadata())
+    metadata = trailer.to_metadata()
+    text, checksum = metadata.values()
+    around = known.trailers.get(len(text))
+    if around is None:
+        head = with_metadata(known.empty.flatbuffer, known.empty.header, metadata)
+        before, _, rest = head.partition(text)
+        between, _, after = rest.partition(checksum)
+        if len(known.trailers) >= _KEPT:
+            known.trailers.clear()
+        around = known.trailers[len(text)] = (before, between, after)
+    before, between, after = around
+    return b"".join((before, text, between, checksum, after))

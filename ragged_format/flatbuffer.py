@@ -50,6 +50,7 @@ _i64 = struct.Struct("<q").unpack_from
 _prefix = struct.Struct("<4si")
 _fields = [struct.Struct(f"<{count}H").unpack_from for count in range(6)]
 _ABSENT = (0,) * 5
+_NO_PAIRS = memoryview(b"").cast("q")
 
 
 class Header(NamedTuple):
@@ -167,23 +168,23 @@ def layout_of(metadata: bytes | memoryview, header: Header, body: memoryview) ->
     try:
         table = header.table
         fields = _vtable(metadata, table)
+        rows, nodes, buffers, compression, _ = fields
+        view = memoryview(metadata)
         return Layout(
-            _i64(metadata, table + fields[0])[0] if fields[0] else 0,
-            _pairs(metadata, table, fields[1]),
-            _pairs(metadata, table, fields[2]),
+            _i64(metadata, table + rows)[0] if rows else 0,
+            _pairs(view, table + nodes) if nodes else _NO_PAIRS,
+            _pairs(view, table + buffers) if buffers else _NO_PAIRS,
             body,
-            fields[3] != 0,
+            compression != 0,
         )
     except (struct.error, IndexError) as err:
         raise _malformed(err) from err
 
 
-def _pairs(data: bytes | memoryview, table: int, field: int) -> memoryview:
-    if not field:
-        return memoryview(b"").cast("q")
-    vector = _child(data, table, field)
-    size = 16 * _u32(data, vector)[0]
-    pairs = memoryview(data)[vector + 4 : vector + 4 + size]
+def _pairs(data: memoryview, field: int) -> memoryview:
+    start = field + 4 + _u32(data, field)[0]
+    size = 16 * _u32(data, start - 4)[0]
+    pairs = data[start : start + size]
     if len(pairs) != size:
         raise IndexError(size)
     return pairs.cast("q")

@@ -49,6 +49,8 @@ class KnownSchema(NamedTuple):
         The Arrow schema message.
     empty : Empty
         Message of a batch without rows.
+    trailers : dict of int to tuple of bytes
+        What stands around the two texts of a trailer's head, by the size of the first.
     """
 
     schema: pa.Schema
@@ -57,10 +59,13 @@ class KnownSchema(NamedTuple):
     plan: DigestPlan
     message: bytes
     empty: Empty
+    trailers: dict[int, tuple[bytes, bytes, bytes]]
 
 
 _recent: list[KnownSchema] = []
 _by_message: dict[bytes, KnownSchema] = {}
+# The last one read, to be compared with before some kilobytes are hashed.
+_last: list[tuple[bytes, KnownSchema]] = []
 
 
 def known_schema(schema: pa.Schema) -> KnownSchema:
@@ -86,6 +91,7 @@ def known_schema(schema: pa.Schema) -> KnownSchema:
         digest_plan(schema),
         schema.serialize().to_pybytes(),
         empty,
+        {},
     )
     _recent.insert(0, known)
     del _recent[_KEPT:]
@@ -102,6 +108,8 @@ def read_schema_message(message: bytes) -> KnownSchema:
     UnsupportedFeatureError
         The data is big-endian.
     """
+    if _last and _last[0][0] == message:
+        return _last[0][1]
     known = _by_message.get(message)
     if known is None:
         metadata = memoryview(message)[8:]
@@ -130,4 +138,5 @@ def read_schema_message(message: bytes) -> KnownSchema:
         if len(_by_message) >= _KEPT:
             _by_message.clear()
         _by_message[message] = known
+    _last[:] = [(message, known)]
     return known

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
@@ -89,8 +89,13 @@ class StreamWriter:
         name = getattr(sink, "name", None) if path is None else str(path)
         self._encoder = Encoder(schema, validate=validate, name=name)
         self._new = None if path is None else NewFile(path)
-        self._sink: Any = sink if self._new is None else self._new.file
-        self._raw = isinstance(sink, io.RawIOBase)
+        opened: Any = sink if self._new is None else self._new.file
+        self._sink = opened
+        # A raw file may take a part only.
+        raw = isinstance(sink, io.RawIOBase)
+        self._put: Callable[[bytes | memoryview], object] = (
+            self._put_in_parts if raw else opened.write
+        )
         self.trailer: Trailer | None = None
         self._put(self._encoder.known.message)
 
@@ -152,12 +157,9 @@ class StreamWriter:
         if self._new is not None and self.trailer is None:
             self._new.abort()
 
-    def _put(self, data: bytes | memoryview) -> None:
-        if not self._raw:
-            self._sink.write(data)
-            return
+    def _put_in_parts(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
-        while view:  # a raw file may take a part only
+        while view:
             view = view[self._sink.write(view) :]
 
 
