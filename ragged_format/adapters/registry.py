@@ -32,6 +32,7 @@ __all__ = [
     "choose_writer",
     "option_names",
     "recognize",
+    "required_options",
     "unrecognized",
 ]
 
@@ -179,6 +180,19 @@ def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """
     parameters = inspect.signature(function).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "report")
+
+
+def required_options(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the options of ``to_samples`` or ``write`` that have no default.
+
+    Examples
+    --------
+    >>> def write(batches, path, *, top_k, lossy=False): ...
+    >>> required_options(write)
+    ('top_k',)
+    """
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
 
 
 def recognize(payload: Any) -> list[str]:

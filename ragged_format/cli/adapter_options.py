@@ -55,7 +55,7 @@ def chosen_options(
     typer.BadParameter
         The function does not take an option that was asked for.
     """
-    from ragged_format.adapters.registry import option_names
+    from ragged_format.adapters.registry import option_names, required_options
 
     takes = option_names(function)
     out: dict[str, Any] = {}
@@ -76,6 +76,11 @@ def chosen_options(
             out[name] = json_module.loads(value)
         except ValueError:
             out[name] = value
+    if lacking := [name for name in required_options(function) if name not in out]:
+        raise typer.BadParameter(
+            f"this adapter needs {', '.join(f'{name}=…' for name in lacking)}.",
+            param_hint="'--option'",
+        )
     return out
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import pyarrow as pa
 import typer
 from rich.text import Text
 
@@ -15,11 +16,10 @@ from ragged_format.cli.adapter_options import AdapterOptions, chosen_options, li
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.cli.sources import describe, opened, placed_batches
 from ragged_format.errors import ConversionError, RaggedError, Where
+from ragged_format.profiles import REQUIRED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import pyarrow as pa
 
     from ragged_format.adapters.registry import Writer
     from ragged_format.sources import Source
@@ -47,6 +47,14 @@ def export(
         str,
         typer.Option("--to", metavar="NAME", help="Whose form it is to be; --list names all."),
     ],
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="A,B,…",
+            help="Optional columns to export. Default: all, which the form must have a place for.",
+        ),
+    ] = None,
     lossy: Annotated[
         bool,
         typer.Option(
@@ -77,7 +85,8 @@ def export(
         if identity["profile"] != writer.profile:
             raise _other_profile(system, writer, path, identity["profile"])
         with out.progress("exporting", source.num_rows) as advance:
-            batches = _Counted(source, path, advance)
+            schema = _selected(source, path, columns)
+            batches = _Counted(source, path, schema, advance)
             counts = write_whole(
                 target, lambda place: dict(writer.write(iter(batches), place, **chosen))
             )
@@ -108,16 +117,33 @@ def _other_profile(system: str, writer: Writer, path: str, profile: str) -> Conv
     )  # fmt: skip
 
 
+def _selected(source: Source, path: str, columns: str | None) -> pa.Schema:
+    """Return the schema with the columns that are named, and those that all records have."""
+    schema = source.ragged_schema
+    if columns is None:
+        return schema.to_arrow()
+    named = {name for name in columns.split(",") if name}
+    if unknown := sorted(named - set(schema.columns)):
+        raise typer.BadParameter(
+            f"{path} has no column {', '.join(unknown)}. It has: {', '.join(schema.columns)}.",
+            param_hint="'--columns'",
+        )
+    return schema.select({*named, *REQUIRED[schema.profile]}).to_arrow()
+
+
 class _Counted:
     """Batches of a source, counted as they pass."""
 
-    def __init__(self, source: Source, path: str, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, source: Source, path: str, schema: pa.Schema, advance: Callable[[int], None]
+    ) -> None:
         self.records = 0
-        self._source, self._path, self._advance = source, path, advance
+        self._source, self._path, self._schema, self._advance = source, path, schema, advance
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for _, batch in placed_batches(self._source, self._path):
-            yield batch
+            arrays = [batch.column(name) for name in self._schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
             self.records += batch.num_rows
             self._advance(batch.num_rows)
 

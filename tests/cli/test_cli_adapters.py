@@ -143,6 +143,28 @@ def test_export_writes_what_the_adapter_writes(invoke_json, invoke, tmp_path, sa
     )
 
 
+def test_export_of_some_columns(invoke, invoke_json, tmp_path, samples, monkeypatch):
+    seen = []
+
+    def write_schema(batches, path, *, width):
+        seen.extend(batch.schema.names for batch in batches)
+        Path(path).write_text(str(width))
+        return {}
+
+    own = registry.Writer(write=write_schema, profile="sample", makes="a text file")
+    adapter = registry.Adapter(name="other", title="Lines", writes=own)
+    monkeypatch.setattr(registry, "all_adapters", lambda: {"other": adapter})
+    words = ("export", "--to", "other", samples, tmp_path / "out", "--columns", "group_id")
+    done = invoke(*words)
+    assert done.exit_code == 2  # the adapter needs a width
+    assert "width" in done.stderr
+    invoke_json(*words, "-o", "width=5")
+    assert seen == [["sample_id", "group_id", "input_ids", "completion_mask"]]
+    done = invoke(*words[:-1], "reward", "-o", "width=5")
+    assert done.exit_code == 2
+    assert "rollout_log_probs" in done.stderr.replace("\n", "").replace(" ", "")
+
+
 def test_export_leaves_nothing_where_it_fails(invoke_json, tmp_path, samples, other):
     out = tmp_path / "ids.txt"
     words = ("export", "--to", "other", samples, out)
