@@ -12,6 +12,12 @@ TIMEOUT_S = 60
 def _run(job, rank, world_size, store, connection, args):
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # What launchers set, for libraries that look.
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400",
+        "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
     import torch
     import torch.distributed as dist
 
