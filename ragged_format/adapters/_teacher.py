@@ -8,18 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._export import Samples, head_of
 from ragged_format.adapters._tables import HeadRows, clean_heads, find_in_rows
-from ragged_format.errors import ConversionError
+from ragged_format.errors import ConversionError, Where
 from ragged_format.lists import ranges
 from ragged_format.profiles import standard_column
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import LogProb
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from ragged_format.adapters._build import Draft
     from ragged_format.adapters._values import Bools
 
-__all__ = ["add_teacher", "heads_of_targets", "teacher_mode", "with_realized"]
+__all__ = [
+    "add_teacher",
+    "heads_of_targets",
+    "shorter_heads",
+    "stored_heads",
+    "teacher_mode",
+    "with_realized",
+]
 
 MODES = ("processed", "raw")
 
@@ -181,3 +191,53 @@ def with_realized(
     counts = heads.counts.copy()
     counts[lacking] += 1
     return HeadRows(counts, ids[order], values[order]), len(lacking), 0
+
+
+def stored_heads(parts: Samples) -> HeadRows:
+    """Return the teacher's heads of samples.
+
+    Raises
+    ------
+    ConversionError
+        There are none, or none with log-probs (``RF-A001``).
+    """
+    heads = head_of(parts.batch, "teacher_topk")
+    if heads is None or len(heads.log_probs) != len(heads.ids):
+        raise ConversionError(
+            "this form holds a teacher's heads with log-probs",
+            where=Where(column="teacher_topk_ids"), expected="teacher_topk_*",
+            got=", ".join(parts.batch.schema.names),
+        )  # fmt: skip
+    return heads
+
+
+def shorter_heads(
+    heads: HeadRows,
+    k: int | None,
+    parts: Samples,
+    *,
+    lossy: bool = False,
+    counts: Counter[str] | None = None,
+) -> tuple[HeadRows, int]:
+    """Return heads of at most `k` entries, and the width of a table of them.
+
+    Raises
+    ------
+    ConversionError
+        A head is longer and the caller did not ask to cut it (``RF-A001``).
+    """
+    widest = int(heads.counts.max(initial=0))
+    if k is None or widest <= k:
+        return heads, widest if k is None else k
+    if not lossy:
+        first = int(np.argmax(heads.counts > k))
+        raise ConversionError(
+            "a head is longer than k", where=parts.place("teacher_topk_ids")(first),
+            expected=f"at most {k} entries", got=int(heads.counts[first]),
+            remedy="raise k, or pass lossy=True to cut heads to their first entries",
+        )  # fmt: skip
+    begins = np.repeat(np.cumsum(heads.counts) - heads.counts, heads.counts)
+    cut = heads.keep(np.arange(len(heads.ids)) - begins < k)
+    if counts is not None:
+        counts["head_entries_cut"] += len(heads.ids) - len(cut.ids)
+    return cut, k

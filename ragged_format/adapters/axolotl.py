@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ragged_format.adapters._build import Columns, field_of, is_given, rows_where
-from ragged_format.adapters._export import Samples, head_of, refuse_loss
+from ragged_format.adapters._export import Samples, refuse_loss
 from ragged_format.adapters._fields import Fields, as_array
 from ragged_format.adapters._offline import sequences_of, teacher_samples
 from ragged_format.adapters._tables import HeadRows
-from ragged_format.adapters._teacher import teacher_mode
+from ragged_format.adapters._teacher import stored_heads, teacher_mode
 from ragged_format.adapters._values import as_float_rows, as_rows, malformed
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
@@ -294,13 +294,7 @@ def to_rows(
     }  # fmt: skip
     refuse_loss(samples, {*carried, "sample_id"}, to="Axolotl", lossy=lossy, counts=counts)
     parts = Samples(samples)
-    heads = head_of(samples, "teacher_topk")
-    if heads is None or len(heads.log_probs) != len(heads.ids):
-        raise ConversionError(
-            "Axolotl distils from a teacher's heads with log-probs",
-            where=Where(column="teacher_topk_ids"), expected="teacher_topk_*",
-            got=", ".join(samples.schema.names),
-        )  # fmt: skip
+    heads = stored_heads(parts)
     per_token = parts.token_counts(heads.counts)
     cuts = np.cumsum(per_token)[:-1]
     ids = [part.tolist() for part in np.split(heads.ids, cuts)]

@@ -20,9 +20,15 @@ import pyarrow.parquet as pq
 from ragged_format.adapters import _plain_yaml as plain_yaml
 from ragged_format.adapters._build import Columns, Draft, check_options
 from ragged_format.adapters._distillkit_codec import Codec, LegacyCodec, read_config
-from ragged_format.adapters._export import Samples, head_of, refuse_loss
+from ragged_format.adapters._export import Samples, refuse_loss
 from ragged_format.adapters._tables import HeadRows, pad_rows
-from ragged_format.adapters._teacher import add_teacher, heads_of_targets, teacher_mode
+from ragged_format.adapters._teacher import (
+    add_teacher,
+    heads_of_targets,
+    shorter_heads,
+    stored_heads,
+    teacher_mode,
+)
 from ragged_format.adapters.positions import own_to_predictor, predictor_to_own
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
@@ -357,28 +363,7 @@ def from_samples(
     refuse_loss(samples, carried, to="DistillKit", lossy=lossy, counts=counts)
     parts = Samples(samples)
     codec = Codec(d or parts.schema.vocab_size, k, k, exact_dtype, delta_encoding=False)
-    heads = head_of(samples, "teacher_topk")
-    if heads is None or len(heads.log_probs) != len(heads.ids):
-        raise ConversionError(
-            "DistillKit stores a teacher's heads with log-probs",
-            where=Where(column="teacher_topk_ids"), expected="teacher_topk_*",
-            got=", ".join(samples.schema.names),
-        )  # fmt: skip
-    longer = heads.counts > k
-    if longer.any():
-        if not lossy:
-            raise ConversionError(
-                "a head is longer than k", where=parts.place("teacher_topk_ids")(
-                    int(np.argmax(longer))),
-                expected=f"at most {k} entries", got=int(heads.counts.max()),
-                remedy="raise k, or pass lossy=True to cut heads",
-            )  # fmt: skip
-        rank = np.arange(len(heads.ids)) - np.repeat(
-            np.cumsum(heads.counts) - heads.counts, heads.counts
-        )
-        if counts is not None:
-            counts["head_entries_cut"] += int((rank >= k).sum())
-        heads = heads.keep(rank < k)
+    heads, _ = shorter_heads(stored_heads(parts), k, parts, lossy=lossy, counts=counts)
     by_predictor = own_to_predictor(parts.token_counts(heads.counts), parts.offsets, fill=0)
     ids = pad_rows(heads.ids, by_predictor, k, 0, np.int64)
     values = pad_rows(heads.log_probs, by_predictor, k, -np.inf, np.float64)

@@ -22,7 +22,7 @@ from ragged_format.adapters._build import (
     is_given,
     rows_where,
 )
-from ragged_format.adapters._export import Samples, head_of, refuse_loss, values_of
+from ragged_format.adapters._export import Samples, refuse_loss, values_of
 from ragged_format.adapters._fields import Fields
 from ragged_format.adapters._npz import write_npz
 from ragged_format.adapters._records import to_json
@@ -30,6 +30,7 @@ from ragged_format.adapters._tables import pad_rows
 from ragged_format.adapters._teacher import (
     add_teacher,
     heads_of_targets,
+    stored_heads,
     teacher_mode,
     with_realized,
 )
@@ -241,16 +242,13 @@ def to_rows(
 def _tables(
     parts: Samples, width: int | None, *, lossy: bool, counts: Counter[str] | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    heads = head_of(parts.batch, "teacher_topk")
-    if heads is None or not len(heads.log_probs) == len(heads.ids):
-        raise ConversionError(
-            "a distillation row needs a teacher's head with log-probs",
-            where=Where(column="teacher_topk_ids"), expected="teacher_topk_*",
-            got=", ".join(parts.batch.schema.names),
-        )  # fmt: skip
     place = parts.place("teacher_topk_ids")
     heads, inserted, left_out = with_realized(
-        heads, parts.tokens, _known_log_probs(parts), place, lossy=lossy
+        stored_heads(parts),
+        parts.tokens,
+        values_of(parts.batch, "teacher_log_probs"),
+        place,
+        lossy=lossy,
     )
     if counts is not None:
         counts["realized_inserted"] += inserted
@@ -259,10 +257,6 @@ def _tables(
     per_token = parts.token_counts(heads.counts)
     ids = pad_rows(heads.ids, per_token, width, -1, np.int64)
     return ids, pad_rows(heads.log_probs, per_token, width, -np.inf, np.float32)
-
-
-def _known_log_probs(parts: Samples) -> npt.NDArray[Any] | None:
-    return values_of(parts.batch, "teacher_log_probs")
 
 
 def _checked_width(heads: HeadRows, width: int | None, place: Any) -> int:

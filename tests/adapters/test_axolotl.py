@@ -189,7 +189,7 @@ def test_files(tmp_path):
     with pytest.raises(ConversionError, match="a line is JSON"):
         next(axolotl.payloads(str(tmp_path / "bad.jsonl")))
     none = batch.select(["sample_id", "input_ids", "completion_mask"])
-    with pytest.raises(ConversionError, match="distils from a teacher's heads"):
+    with pytest.raises(ConversionError, match="holds a teacher's heads"):
         axolotl.to_rows(none, counts=Counter())
     uneven = row() | {"logprobs": [[-1.0]], "target_token_ids": [[1, 2]]}
     with pytest.raises(ConversionError, match="lists of one shape"):

@@ -305,5 +305,5 @@ def test_heads_longer_than_k_are_refused():
     with pytest.raises(UnsupportedFeatureError):
         curved.pack_log_probs(np.zeros((1, 4)))
     bare = batch.select(["sample_id", "input_ids", "completion_mask"])
-    with pytest.raises(ConversionError, match="stores a teacher's heads"):
+    with pytest.raises(ConversionError, match="holds a teacher's heads"):
         distillkit.from_samples(bare, k=4)

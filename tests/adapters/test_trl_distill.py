@@ -224,5 +224,5 @@ def test_files_and_teachers(tmp_path):
     bare = pa.RecordBatch.from_pylist(
         [{"sample_id": "a", "input_ids": [1], "completion_mask": [0]}], schema=none
     )
-    with pytest.raises(ConversionError, match="needs a teacher's head"):
+    with pytest.raises(ConversionError, match="holds a teacher's heads"):
         trl_distill.to_rows(bare)
