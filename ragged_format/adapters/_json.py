@@ -1,13 +1,15 @@
 """JSON text of engine responses, the big lists as arrays, without an object per number.
 
 Almost all bytes of a response are a few lists: ids of candidate sets, token ids, log-prob entries.
-The entries are cut out of the text and read with numpy, the rest is parsed by simdjson, which hands
-over number lists as arrays. What is not exactly of the expected form is read by ``json``: the
-result is the same for any formatting. ``docs/design`` has the figures.
+With numba, a compiled scanner takes them out (``_scan``). With pysimdjson alone, the entries are
+read with numpy and the rest by simdjson, which hands over number lists as arrays. What is not
+exactly of the expected form is read by ``json``: the result is the same for any formatting, and
+whatever is installed. ``docs/design`` has the figures.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -20,7 +22,7 @@ from ragged_format.adapters._entries import read_entries
 from ragged_format.adapters._values import Entries, LogProbs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["read_json", "read_many"]
 
@@ -33,7 +35,6 @@ _KEY = "content"
 _MARK = "~ragged-list~"
 _MARK_BYTES = _MARK.encode()
 _SPACE_PROBE = 64
-_SHORT = 1 << 17
 
 
 def read_json(text: bytes) -> Any:
@@ -42,52 +43,59 @@ def read_json(text: bytes) -> Any:
     Under the keys ``token_ids``, ``prompt_token_ids`` and ``offsets`` a list of integers is an
     int64 array; under ``token_ids`` and ``sampling_mask`` a list of lists is a :class:`Rows`; the
     ``content`` of ``logprobs`` with token ids is a :class:`LogProbs`. Where a list is of another
-    form, and wherever pysimdjson is not installed, it may be the list that ``json.loads`` gives.
+    form, and wherever neither numba nor pysimdjson is installed, it may be the list that
+    ``json.loads`` gives.
 
     Raises
     ------
     ValueError
         The text is not JSON.
     """
-    try:
-        return _read_fast(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return json.loads(text)
-    except RecursionError as err:
-        raise ValueError("nested too deeply") from err
+    value = read_many([text])[0]
+    if isinstance(value, ValueError):
+        raise value
+    return value
 
 
 def read_many(texts: Sequence[bytes]) -> list[Any]:
     """Return :func:`read_json` of each text, or the ValueError that it raises.
 
-    Short texts that follow each other are read together, which takes half the time.
+    The arrays of texts that are read together may share memory.
     """
-    out: list[Any] = []
-    for is_short, group in itertools.groupby(texts, _is_short):
-        members = list(group)
-        out += _read_together(members) if is_short else map(_read_or_error, members)
-    return out
+    scan = _scanner()
+    if scan is not None:
+        return [
+            _read_slow(text) if isinstance(value, ValueError) else value
+            for text, value in zip(texts, scan(texts), strict=True)
+        ]
+    return [_read_alone(text) for text in texts]
 
 
-def _is_short(text: bytes) -> bool:
-    return len(text) < _SHORT and text[:1] == b"{" and text[-1:] == b"}"
-
-
-def _read_together(texts: Sequence[bytes]) -> list[Any]:
+@functools.cache
+def _scanner() -> Callable[[Sequence[bytes]], list[Any]] | None:
+    """Return the compiled scanner; ``None`` where numba is not installed."""
     try:
-        values = _read_fast(b"[" + b",".join(texts) + b"]")
-    except (ValueError, RecursionError):
-        values = ()
-    return list(values) if len(values) == len(texts) else [_read_or_error(text) for text in texts]
+        from ragged_format.adapters._scan import read_texts
+    except ImportError:
+        return None
+    return read_texts
 
 
-def _read_or_error(text: bytes) -> Any:
+def _read_slow(text: bytes) -> Any:
+    """Return what ``json`` reads, or its ValueError."""
     try:
-        return read_json(text)
+        return json.loads(text)
     except ValueError as err:
         return err
+    except RecursionError:
+        return ValueError("nested too deeply")
+
+
+def _read_alone(text: bytes) -> Any:
+    try:
+        return _read_fast(text)
+    except (ValueError, RecursionError):
+        return _read_slow(text)
 
 
 def _read_fast(text: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""The fast reader of JSON text against ``json.loads``, on any formatting and on damaged text."""
+"""The fast readers of JSON text against ``json.loads``, on any formatting and on damaged text."""
 
 import copy
 import json
@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.vllm_rollouts import as_bytes, choice, deltas, entry, record, recorded
 
-from ragged_format.adapters import _entries, _json, _simd
+from ragged_format import adapters
+from ragged_format.adapters import _entries, _json, _scan, _simd
 from ragged_format.adapters._json import read_json
 from ragged_format.adapters._values import LogProbs, Rows, as_ids, as_log_probs, as_rows, plain
 from ragged_format.errors import ConversionError, Where
@@ -67,16 +68,43 @@ def outcome(read, text):
         return "not JSON"
 
 
+def by_scanner(text):
+    [value] = _scan.read_texts([text])
+    return raised(value)
+
+
+def by_simdjson(text):
+    return raised(_json._read_alone(text))
+
+
+def raised(value):
+    if isinstance(value, ValueError):
+        raise value
+    return value
+
+
 def same(text):
-    assert outcome(read_json, text) == outcome(json.loads, text), text
+    expected = outcome(json.loads, text)
+    assert outcome(read_json, text) == expected, text
+    assert outcome(by_simdjson, text) == expected, text
 
 
 def is_fast(text):
+    """Return whether no reader leaves the text to ``json``, and all find the same lists."""
     try:
-        _json._read_fast(text)
+        values = by_scanner(text), _json._read_fast(text)
     except (ValueError, RecursionError):
         return False
-    return True
+    kinds = [list(map(type, big_lists(value))) for value in values]
+    return kinds[0] == kinds[1]
+
+
+def big_lists(value):
+    if isinstance(value, Rows | LogProbs | np.ndarray):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from big_lists(item)
 
 
 def small():
@@ -101,7 +129,7 @@ def test_recorded_responses_are_read_fast_and_equal(separators):
         same(text)
         if not is_fast(text):
             slow.add(item["name"])
-    # A bracket in a text looks like a list.
+    # simdjson counts brackets, and one in a text looks like that of a list.
     assert slow == {"text_mode_logprobs5"}
     for item in recorded("grpo_groups", "raw_prompts", "multi_turn"):
         assert is_fast(as_bytes(item, separators)["response"])
@@ -114,7 +142,8 @@ def test_whole_records_are_read_fast_and_equal():
         same(text)
 
 
-def test_big_lists_become_arrays():
+@pytest.mark.parametrize("read_json", [by_scanner, by_simdjson])
+def test_big_lists_become_arrays(read_json):
     value = read_json(json.dumps(small(), separators=(",", ":")).encode())
     chosen = value["choices"][0]
     assert isinstance(value["prompt_token_ids"], np.ndarray)
@@ -356,15 +385,22 @@ def test_generated_text_is_what_json_says(text):
 @given(st.lists(st.lists(st.integers(0, 2**32)), min_size=1))
 def test_rows_of_any_ids_are_read_fast(lists):
     text = json.dumps({"sampling_mask": lists}).encode()
-    rows = read_json(text)["sampling_mask"]
-    assert isinstance(rows, Rows)
-    assert rows.values.tolist() == [item for row in lists for item in row]
-    assert rows.counts.tolist() == [len(row) for row in lists]
-    small = max((item for row in lists for item in row), default=0) < 2**31
-    assert rows.values.dtype == (np.int32 if small else np.int64)
+    largest = max((item for row in lists for item in row), default=0)
+    dtypes = {by_simdjson: np.int32 if largest < 2**31 else np.int64, by_scanner: np.int32}
+    for read, dtype in dtypes.items():
+        rows = read(text)["sampling_mask"]
+        if read is by_scanner and largest >= 10**8:  # no vocabulary is so large
+            assert rows == lists
+            continue
+        assert isinstance(rows, Rows)
+        assert rows.values.tolist() == [item for row in lists for item in row]
+        assert rows.counts.tolist() == [len(row) for row in lists]
+        assert rows.values.dtype == dtype
 
 
-@given(st.integers(1, 5), st.lists(st.floats(-1e30, 0), min_size=6, max_size=30))
+@given(
+    st.integers(1, 5), st.lists(st.floats(-1e30, 0, allow_subnormal=False), min_size=6, max_size=30)
+)
 def test_entries_of_any_log_probs_are_read_exactly(width, values):
     size = len(values) // (width + 1)
     content = []
@@ -390,15 +426,17 @@ def test_streams_are_read_as_one_document():
     same(text)
 
 
-def test_everything_is_the_same_without_simdjson(monkeypatch):
+def test_everything_is_the_same_without_extras(monkeypatch):
     texts = [
         as_bytes(item)["response"]
         for item in recorded("triton_topk_kernel", "abort")
         if isinstance(item["response"], dict)
     ]
-    with_simdjson = [outcome(read_json, text) for text in texts]
+    expected = [outcome(read_json, text) for text in texts]
+    monkeypatch.setattr(_json, "_scanner", lambda: None)
+    assert [outcome(read_json, text) for text in texts] == expected
     monkeypatch.setattr(_simd, "simdjson", None)
-    assert [outcome(read_json, text) for text in texts] == with_simdjson
+    assert [outcome(read_json, text) for text in texts] == expected
     assert isinstance(read_json(texts[0])["choices"][0]["logprobs"]["content"], LogProbs)
     for number in (b"-1e400", b"true", b"36893488147419103232", b"-0.5,", b"1" * 5000, b"-0.25"):
         same(b'{"logprobs":{"content":[' + ENTRY.replace(b"-0.5", number) + b"]}}")
@@ -414,19 +452,34 @@ def test_the_package_works_where_simdjson_is_not_installed(monkeypatch):
     assert fresh.doubles(b"1,2").tolist() == [1.0, 2.0]
 
 
-def test_threads_read_at_once():
+def test_the_package_works_where_numba_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in ("_machine", "_scan", "_scan_numbers", "_scan_walk"):
+        monkeypatch.delitem(sys.modules, f"{adapters.__name__}.{name}")
+    monkeypatch.delattr(adapters, "_scan")
+    assert _json._scanner.__wrapped__() is None
+
+
+@pytest.mark.parametrize("read", [by_scanner, by_simdjson])
+def test_threads_read_at_once(read):
     text = json.dumps(small()).encode()
-    expected = canon(read_json(text))
+    expected = canon(read(text))
     with ThreadPoolExecutor(4) as pool:
-        values = list(pool.map(lambda _: canon(read_json(text)), range(40)))
+        values = list(pool.map(lambda _: canon(read(text)), range(40)))
     assert values == [expected] * 40
+
+
+@pytest.fixture(params=["numba", "simdjson"])
+def reader(request, monkeypatch):
+    if request.param == "simdjson":
+        monkeypatch.setattr(_json, "_scanner", lambda: None)
 
 
 def bad(texts):
     return [isinstance(value, ValueError) for value in _json.read_many(texts)]
 
 
-def test_many_texts_are_read_as_each_alone():
+def test_many_texts_are_read_as_each_alone(reader):
     texts = [
         as_bytes(item)["response"]
         for item in recorded("triton_topk_kernel", "openai_endpoints")
@@ -440,11 +493,12 @@ def test_many_texts_are_read_as_each_alone():
     assert [canon(v) for v in _json.read_many(mixed)] == [canon(json.loads(t)) for t in mixed]
 
 
-def test_a_bad_text_among_many_spoils_no_other():
+def test_a_bad_text_among_many_spoils_no_other(reader):
     good = b'{"token_ids":[1,2]}'
     assert bad([good, b'{"token_ids":[1,}', good]) == [False, True, False]
     assert bad([good, b"", good, b"[1]"]) == [False, True, False, False]
     assert bad([good + b"," + good, good]) == [True, False]
+    assert bad([b'{"a":[{}', b'{}]},{"b":3}']) == [True, True]
     assert bad([b'{"a":' * 100_000 + b"}" * 100_000, good]) == [True, False]
     assert _json.read_many([]) == []
 

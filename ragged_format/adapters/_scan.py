@@ -1,0 +1,142 @@
+"""JSON texts, their big lists scanned into arrays; importing this needs numba (extra ``adapters``).
+
+A compiled pass takes the lists out of each text and ``json`` reads the rest, so that ``json`` is
+the judge of everything else.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from ragged_format.adapters import _machine, _scan_numbers, _scan_walk
+from ragged_format.adapters._machine import Text, kept
+from ragged_format.adapters._scan_walk import (
+    CONTENT,
+    FLAT,
+    MARK,
+    MARK_SIZE,
+    Longs,
+    Room,
+    walk,
+)
+from ragged_format.adapters._values import Entries, LogProbs, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["read_texts"]
+
+_KEYS = ("token_ids", "sampling_mask", "prompt_token_ids", "content", "offsets")
+_MARK = chr(MARK)
+# Least bytes of text for a list, a number, a token or entry of log-probs.
+_LIST, _NUMBER, _ENTRY = len('"offsets":[]'), len("1,"), len('{"token_id":1,"logprob":1,"rank":1},')
+
+
+def _stamp() -> int:
+    """Return a checksum of the source of all that is compiled."""
+    sum_ = 1
+    for module in (_machine, _scan_numbers, _scan_walk):
+        sum_ = crc32(Path(str(module.__file__)).read_bytes(), sum_)
+    return sum_
+
+
+def _compile(stamp: int) -> Callable[[Text, Room, Longs], bool]:
+    @kept
+    def scan(text: Text, room: Room, filled: Longs) -> bool:
+        return stamp >= 0 and walk(text, room, filled)
+
+    return scan
+
+
+_scan = _compile(_stamp())
+
+
+def _room(size: int) -> Room:
+    """Return arrays long enough for any text of this size; what is not touched costs nothing."""
+    lists, numbers, entries = (size // least + 2 for least in (_LIST, _NUMBER, _ENTRY))
+    return Room(
+        np.empty(size + lists * MARK_SIZE, np.uint8),
+        np.empty((lists, 3), np.int64),
+        np.empty(numbers, np.int64),
+        np.empty(numbers, np.int32),
+        np.empty((entries, 2), np.int64),
+        np.empty(entries, np.float64),
+        np.empty((entries, 2), np.int64),
+        np.empty(entries, np.float64),
+    )
+
+
+def read_texts(texts: Sequence[bytes]) -> list[Any]:
+    """Return the value of each JSON text, its big lists as arrays; a ValueError: ``json`` decides.
+
+    The lists are views of arrays that all values share.
+    """
+    room = _room(sum(map(len, texts)))
+    filled = np.zeros(6, np.int64)
+    ends = [
+        int(filled[0]) if _scan(np.frombuffer(text, np.uint8), room, filled) else -1
+        for text in texts
+    ]
+    lists = _lists(room, filled)
+    decode = json.JSONDecoder(object_hook=_Replacement(lists), strict=False).decode
+    rest = room.rest[: filled[0]].tobytes()
+    out: list[Any] = []
+    begin = 0
+    for end in ends:
+        if end < 0:
+            out.append(ValueError("a string does not end, or holds a control character"))
+            continue
+        try:
+            # As json.loads reads bytes that begin as JSON in UTF-8 does.
+            out.append(decode(rest[begin:end].decode(errors="surrogatepass")))
+        except ValueError as err:
+            out.append(err)
+        except RecursionError:
+            out.append(ValueError("nested too deeply"))
+        begin = end
+    return out
+
+
+class _Replacement:
+    """Puts lists in the place of their marks, as an ``object_hook``."""
+
+    def __init__(self, lists: Sequence[Any]) -> None:
+        self.lists = lists
+
+    def __call__(self, value: dict[str, Any]) -> dict[str, Any]:
+        for key in _KEYS:
+            mark = value.get(key)
+            if isinstance(mark, str) and mark[:1] == _MARK:
+                value[key] = self.lists[int(mark[1:])]
+        return value
+
+
+def _lists(room: Room, filled: Longs) -> list[Any]:
+    spans, tokens, entries = filled[[1, 4, 5]].tolist()
+    null = np.zeros(max(tokens, entries), bool)
+    row = id_ = token = entry = 0
+    out: list[Any] = []
+    for kind, end, until in room.spans[:spans].tolist():
+        if kind == FLAT:
+            out.append(room.longs[row:end])
+            row = end
+        elif kind == CONTENT:
+            listed = Entries(
+                room.entries[entry:until, 0],
+                room.entry_values[entry:until],
+                null[entry:until],
+                room.entries[entry:until, 1],
+            )
+            own = room.tokens[token:end]
+            values = room.token_values[token:end]
+            out.append(LogProbs(own[:, 0], values, null[token:end], own[:, 1], listed))
+            token, entry = end, until
+        else:
+            out.append(Rows(room.ids[id_:end], room.longs[row:until]))
+            id_, row = end, until
+    return out
