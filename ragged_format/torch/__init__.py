@@ -26,12 +26,14 @@ from ragged_format.torch.losses import (
     score_centering_loss,
 )
 from ragged_format.torch.mixing import Mixture
+from ragged_format.torch.online import OnlineLoader
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, width_buckets
 from ragged_format.torch.state import common_state
 
 __all__ = [
     "CachedDataset",
     "Mixture",
+    "OnlineLoader",
     "RaggedBatch",
     "RaggedDataset",
     "RaggedIterable",

@@ -1,0 +1,238 @@
+"""Samples between the log and a training row: which are ready, and how far the log is settled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ragged_format.torch.tail import Page
+
+__all__ = ["OnTimeout", "OnlineMetrics", "Pending", "Sample"]
+
+OnTimeout = Literal["release", "drop"]
+
+
+@dataclass(slots=True)
+class OnlineMetrics:
+    """What became of every sample; each is counted once, when that is decided.
+
+    Attributes
+    ----------
+    read : int
+        Samples taken from the log, those that a resumed state had settled not counted.
+    delivered, steps, rows, filler_rows : int
+        Samples in rows; steps; rows with samples, and empty ones.
+    duplicates : int
+        Samples whose id was pending or settled already; ignored.
+    dropped_stale, dropped_timeout, dropped_oversize, without_target : int
+        Samples left out: too old a policy, in a group that stayed incomplete, longer than a row,
+        nothing scored.
+    groups_timed_out : int
+        Groups that were incomplete when their time was up.
+    unknown_version : int
+        Samples without a policy version, which no staleness limit can drop.
+    max_staleness, sum_staleness : int
+        Of delivered samples with a version.
+    """
+
+    read: int = 0
+    delivered: int = 0
+    steps: int = 0
+    rows: int = 0
+    filler_rows: int = 0
+    duplicates: int = 0
+    dropped_stale: int = 0
+    dropped_timeout: int = 0
+    dropped_oversize: int = 0
+    without_target: int = 0
+    groups_timed_out: int = 0
+    unknown_version: int = 0
+    max_staleness: int = 0
+    sum_staleness: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the counters as plain JSON values."""
+        return asdict(self)
+
+
+class Sample(NamedTuple):
+    """One sample that was read and is not settled."""
+
+    sample_id: str
+    version: int | None
+    tokens: int
+    batch: pa.RecordBatch
+    row: int
+    page: _Page
+
+    def record(self) -> pa.RecordBatch:
+        """Return it as a batch of one, a view."""
+        return self.batch.slice(self.row, 1)
+
+
+@dataclass(slots=True, eq=False)
+class _Page:
+    """A read of the log: where it began, and what of it is still open."""
+
+    before: str | None
+    open: int = 0
+    settled: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Group:
+    since: float
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Pending:
+    """Takes pages of the log, hands out ready samples, and knows the cursor.
+
+    The cursor stands before the oldest page of which a sample is not settled, that is, neither
+    delivered nor left out; ids that are settled behind it are remembered. So a state never skips a
+    sample, and none comes twice.
+
+    Parameters
+    ----------
+    cursor : str, optional
+    settled : iterable of str
+        Ids behind the cursor that are settled.
+    group_size : int, optional
+        Samples of a group; it is ready when they are there. ``None``: every sample is.
+    group_timeout_s : float
+    on_timeout : {"release", "drop"}
+    clock : callable
+    metrics : OnlineMetrics
+    """
+
+    def __init__(
+        self,
+        cursor: str | None,
+        settled: Iterable[str],
+        *,
+        group_size: int | None,
+        group_timeout_s: float,
+        on_timeout: OnTimeout,
+        clock: Callable[[], float],
+        metrics: OnlineMetrics,
+    ) -> None:
+        self.read_to = cursor
+        self.ready: list[Sample] = []
+        self._resumed = set(settled)
+        self._group_size = group_size
+        self._timeout_s, self._on_timeout = group_timeout_s, on_timeout
+        self._clock = clock
+        self._metrics = metrics
+        self._pages: deque[_Page] = deque()
+        self._groups: dict[str, _Group] = {}
+        self._ids: set[str] = set()
+
+    @property
+    def ready_tokens(self) -> int:
+        """Tokens of the samples that are ready."""
+        return sum(sample.tokens for sample in self.ready)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the samples whose groups are incomplete."""
+        return sum(s.tokens for group in self._groups.values() for s in group.samples)
+
+    def cursor(self) -> str | None:
+        """Return the cursor that passes no sample that is not settled."""
+        self._close_pages()
+        return self._pages[0].before if self._pages else self.read_to
+
+    def settled(self) -> list[str]:
+        """Return the ids behind the cursor that are settled."""
+        self._close_pages()
+        return [sample_id for page in self._pages for sample_id in page.settled]
+
+    def unsettled(self) -> list[str]:
+        """Return the ids of all samples read and not settled."""
+        return sorted(self._ids)
+
+    def add(self, page: Page) -> None:
+        """Take what the log gave."""
+        opened = _Page(self.read_to)
+        for batch in page.batches:
+            for group, sample in _samples(batch, opened):
+                self._take(group, sample)
+        self.read_to = page.cursor
+        if opened.open or opened.settled:
+            self._pages.append(opened)
+
+    def expire(self, *, everything: bool = False) -> None:
+        """Decide about groups whose time is up, or about all."""
+        now = self._clock()
+        for name, group in list(self._groups.items()):
+            if everything or now - group.since >= self._timeout_s:
+                self._give_up(name)
+
+    def expire_oldest(self) -> None:
+        """Decide about the group that waits longest."""
+        if self._groups:
+            self._give_up(next(iter(self._groups)))
+
+    def settle(self, samples: Iterable[Sample]) -> None:
+        """Note that samples are delivered, or left out."""
+        for sample in samples:
+            sample.page.open -= 1
+            sample.page.settled.append(sample.sample_id)
+            self._ids.discard(sample.sample_id)
+
+    def _take(self, group: str | None, sample: Sample) -> None:
+        if sample.sample_id in self._resumed:
+            self._resumed.discard(sample.sample_id)
+            sample.page.settled.append(sample.sample_id)
+            return
+        self._metrics.read += 1
+        if sample.sample_id in self._ids:
+            self._metrics.duplicates += 1
+            return
+        self._ids.add(sample.sample_id)
+        sample.page.open += 1
+        self._metrics.unknown_version += sample.version is None
+        if self._group_size is None or group is None:
+            self.ready.append(sample)
+            return
+        waiting = self._groups.setdefault(group, _Group(self._clock()))
+        waiting.samples.append(sample)
+        if len(waiting.samples) >= self._group_size:
+            self.ready += self._groups.pop(group).samples
+
+    def _give_up(self, name: str) -> None:
+        samples = self._groups.pop(name).samples
+        self._metrics.groups_timed_out += 1
+        if self._on_timeout == "release":
+            self.ready += samples
+        else:
+            self._metrics.dropped_timeout += len(samples)
+            self.settle(samples)
+
+    def _close_pages(self) -> None:
+        while self._pages and not self._pages[0].open:
+            self._pages.popleft()
+
+
+def _samples(batch: pa.RecordBatch, page: _Page) -> Iterator[tuple[str | None, Sample]]:
+    """Yield group and sample for every record."""
+    ids: list[str] = batch.column("sample_id").to_pylist()
+    groups, versions = (_optional(batch, name) for name in ("group_id", "policy_version"))
+    lengths = np.asarray(pc.list_value_length(batch.column("input_ids"))).tolist()
+    for row, facts in enumerate(zip(ids, groups, versions, lengths, strict=True)):
+        sample_id, group, version, tokens = facts
+        yield group, Sample(sample_id, version, tokens, batch, row, page)
+
+
+def _optional(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name in batch.schema.names:
+        return list(batch.column(name).to_pylist())
+    return [None] * batch.num_rows

@@ -1,0 +1,92 @@
+"""Logs that samples are read from while they are being written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from ragged_format.errors import StateMismatchError
+from ragged_format.sources import open_source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Page", "SourceTail", "Tail"]
+
+
+class Page(NamedTuple):
+    """What one read of a log gave.
+
+    Attributes
+    ----------
+    batches : sequence of RecordBatch
+        New samples, profile ``sample``; none where nothing came in time.
+    cursor : str, optional
+        From where to read on.
+    is_end : bool
+        Nothing will ever follow.
+    """
+
+    batches: Sequence[pa.RecordBatch]
+    cursor: str | None
+    is_end: bool = False
+
+
+@runtime_checkable
+class Tail(Protocol):
+    """A log of samples that can be read again from any cursor that it gave out.
+
+    Attributes
+    ----------
+    identity : str
+        Names the log, so that a state is not resumed on another one.
+    """
+
+    @property
+    def identity(self) -> str:
+        """Name of the log."""
+        ...
+
+    def read(self, after: str | None, *, wait_s: float) -> Page:
+        """Return what follows a cursor, waiting up to `wait_s` for it; ``None`` is the oldest."""
+        ...
+
+
+class SourceTail:
+    """Any source of samples as a log that ends: its cursor counts batches.
+
+    Parameters
+    ----------
+    place : path or URL
+        What ``rf.open_source`` opens. It is opened anew to go back, so a stream that can be read
+        once only cannot resume.
+    """
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        self._place = os.fspath(place)
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._read = 0
+
+    @property
+    def identity(self) -> str:
+        """The place."""
+        return self._place
+
+    def read(self, after: str | None, *, wait_s: float) -> Page:  # noqa: ARG002 - nothing to wait for
+        """Return the next batch."""
+        wanted = int(after or 0)
+        if self._batches is None or self._read != wanted:
+            self._batches, self._read = open_source(self._place).batches(), 0
+            while self._read < wanted:
+                if next(self._batches, None) is None:
+                    raise StateMismatchError(
+                        "the source ends before the cursor", expected=f">= {wanted} batches",
+                        got=self._read, remedy="resume on the source that the state belongs to",
+                    )  # fmt: skip
+                self._read += 1
+        batch = next(self._batches, None)
+        if batch is None:
+            return Page([], str(self._read), is_end=True)
+        self._read += 1
+        return Page([batch], str(self._read))
