@@ -15,7 +15,7 @@ from benchmarks.environment import (
     settle_allocator,
 )
 
-BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert", "head")
+BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert", "head", "hand_over")
 
 
 def main(argv: list[str] | None = None) -> int:
