@@ -53,9 +53,11 @@ __all__ = ["assemble"]
 
 _FLAG_NAMES = {
     TargetFlag.SUPPORT_MISSING: "support_missing",
+    TargetFlag.SUPPORT_OVERFLOW: "support_overflow",
     TargetFlag.LOG_PROB_MISSING: "log_prob_missing",
     TargetFlag.HEAD_MISSING: "head_missing",
 }
+_NO_SUPPORT = int(TargetFlag.SUPPORT_MISSING | TargetFlag.SUPPORT_OVERFLOW)
 
 
 def assemble(
@@ -311,7 +313,7 @@ def _count_sets(targets: Targets, support: Support | None, report: ConversionRep
     report.noted["sets_wider_than_top_k"] += int(np.count_nonzero(wider))
     kept = targets.kept
     report.noted["full_vocabulary_targets"] += int(
-        np.count_nonzero(kept & (support.fault != 0) & (targets.flags & 1 == 0))
+        np.count_nonzero(kept & (support.fault != 0) & (targets.flags & _NO_SUPPORT == 0))
     )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ragged_format.adapters._values import LogProbs, Rows
+    from ragged_format.adapters._values import Bools, LogProbs, Rows
     from ragged_format.lists import Int64
 
 __all__ = ["Choice", "VersionSpan"]
@@ -49,6 +49,8 @@ class Choice:
         The response has the field, or the request asked for it, so that ``None`` means lost.
     support_log_probs : Rows, optional
         Log-probs parallel to `support`.
+    support_cut : (t,) bool, optional
+        Sets that the engine cut at its limit.
     log_probs : LogProbs, optional
         Of the generated tokens; ``None`` if the engine gave none.
     log_probs_expected : bool
@@ -81,6 +83,7 @@ class Choice:
     support: Rows | None = None
     support_expected: bool = False
     support_log_probs: Rows | None = None
+    support_cut: Bools | None = None
     log_probs: LogProbs | None = None
     log_probs_expected: bool = False
     lists_sampled: bool = True

@@ -18,6 +18,7 @@ from ragged_format.adapters._support import (
     NO_LOG_PROB,
     NULL,
     OUTSIDE,
+    OVERFLOW,
     REASONS,
     Support,
     read_support,
@@ -64,7 +65,7 @@ def read_sets(targets: Targets, wanted: Wanted, arrays: Arrays) -> Support | Non
             options.on_missing_support if fault == NULL else options.on_invalid_support,
             support.fault == fault,
             f"support_{reason}",
-            TargetFlag.SUPPORT_MISSING,
+            TargetFlag.SUPPORT_OVERFLOW if fault == OVERFLOW else TargetFlag.SUPPORT_MISSING,
             "sampling_mask",
             partial(_set_error, targets, support, fault),
         )
@@ -80,6 +81,7 @@ _SET_RULES = {
     EMPTY: ("a candidate set is empty", "a set with the sampled token"),
     DUPLICATE: ("an id is twice in a candidate set", "unique ids"),
     OUTSIDE: ("the sampled token is not in its candidate set", "a set with the sampled token"),
+    OVERFLOW: ("a candidate set was cut at the engine's limit", "a whole set"),
     NO_LOG_PROB: ("a candidate has no log-prob", "a finite log-prob for every candidate"),
 }
 

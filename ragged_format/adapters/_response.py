@@ -25,9 +25,11 @@ from ragged_format.adapters._records import (
     whole,
 )
 from ragged_format.adapters._values import (
+    Entries,
     LogProbs,
     Rows,
     as_float_rows,
+    as_floats,
     as_ids,
     as_log_probs,
     as_rows,
@@ -56,8 +58,10 @@ _RESPONSE_READ = frozenset({
 })  # fmt: skip
 _CHOICE_READ = frozenset({
     "index", "finish_reason", "stop_reason", "token_ids", "routed_experts", "sampling_mask",
-    "sampling_mask_logprobs", "weight_versions", "logprobs",
+    "sampling_mask_logprobs", "weight_versions", "logprobs", "token_logprobs",
 })  # fmt: skip
+# A number per token instead of an object (vllm-project/vllm#57442).
+_FLAT = "token_logprobs"
 _ROUTED_START = "routed_experts_prompt_start"
 _MASK_REQUESTS = ("return_sampling_mask", "return_sampling_mask_logprobs")
 
@@ -331,9 +335,16 @@ def _read_log_probs(out: Choice, choice: Mapping[str, Any], asked: _Asked) -> No
     out.log_probs_expected = asked.log_probs
     given = choice.get("logprobs")
     content = given.get("content") if isinstance(given, Mapping) else given
-    if content is None:
+    flat = choice.get(_FLAT)
+    if content is None and flat is None:
         return
-    parsed = as_log_probs(content, partial(out.place, "logprobs"))
+    if content is None:
+        values, null = as_floats(flat, partial(out.place, _FLAT))
+        none = np.zeros(len(values), np.int64)
+        no_entries = Entries(none[:0], values[:0], null[:0], none[:0])
+        parsed = LogProbs(None, values, null, none, no_entries)
+    else:
+        parsed = as_log_probs(content, partial(out.place, "logprobs"))
     check_length(out, "logprobs", len(parsed.values))
     if parsed.ids is not None and not np.array_equal(parsed.ids, out.token_ids):
         first = int(np.argmax(parsed.ids != out.token_ids))

@@ -44,6 +44,7 @@ MASK, SAMPLING, PER_CANDIDATE = (
 MASK_LENGTH, TOKENS, TOP = (
     "output_token_sampling_mask_length", "output_token_logprobs", "output_top_logprobs",
 )  # fmt: skip
+TRUNCATED = "output_token_sampling_mask_truncated"
 STORE = "output_store_ref"
 _STORED = (
     "output_token_sampling_mask_lengths", "output_token_sampling_mask_token_ids", SAMPLING,
@@ -54,7 +55,7 @@ _FLAT = ("val_flat", "idx_flat", "val_flat_b64", "idx_flat_b64", "val_flat_b64_d
          "idx_flat_b64_dtype", "val_flat_dtype", "idx_flat_dtype", "shape", "null_prefix",
          "temperature_scaled")  # fmt: skip
 READ = frozenset({
-    MASK, SAMPLING, PER_CANDIDATE, MASK_LENGTH, TOKENS, TOP, STORE, *_SLIME,
+    MASK, SAMPLING, PER_CANDIDATE, MASK_LENGTH, TRUNCATED, TOKENS, TOP, STORE, *_SLIME,
     *(f"{TOP}_{suffix}" for suffix in _FLAT),
     "id", "finish_reason", "prompt_tokens", "completion_tokens", "weight_version",
     "output_token_logprobs_length", "reasoning_tokens", "cached_tokens", "num_retractions",
@@ -93,6 +94,8 @@ class Part:
     ----------
     ids : (n,) int64
     support, support_log_probs : Rows, optional
+    cut : (n,) bool, optional
+        Sets that the engine cut at its limit.
     sampling : (n,) float64, optional
         Log-probs over the support; NaN where null.
     sampling_null : (n,) bool, optional
@@ -105,6 +108,7 @@ class Part:
     ids: Int64
     support: Rows | None = None
     support_log_probs: Rows | None = None
+    cut: Bools | None = None
     sampling: Floats | None = None
     sampling_null: Bools | None = None
     raw: Floats | None = None
@@ -163,6 +167,13 @@ def read_part(
     if meta.get(MASK) is not None:
         support = as_rows(meta[MASK], partial(place, MASK))
         _same_length(len(support.counts), ids, MASK, place)
+    cut = None
+    if meta.get(TRUNCATED) is not None:
+        told = meta[TRUNCATED]
+        if not isinstance(told, list) or not all(isinstance(row, bool) for row in told):
+            malformed("a flag per token says which sets were cut", place(TRUNCATED), "flags", told)
+        _same_length(len(told), ids, TRUNCATED, place)
+        cut = np.array(told, bool)
     given = meta.get(PER_CANDIDATE)
     values = meta.get(SAMPLING)
     if values is not None and _is_nested(values):  # one build has the candidates' under this key
@@ -195,7 +206,7 @@ def read_part(
     top = read_lists(meta, TOP, place)
     if top is not None:
         _same_length(len(top.counts), ids, TOP, place)
-    return Part(ids, support, mass, sampling, null, raw, raw_null, top)
+    return Part(ids, support, mass, cut, sampling, null, raw, raw_null, top)
 
 
 def _is_nested(values: Any) -> bool:
@@ -433,8 +444,13 @@ def join(parts: Sequence[Part]) -> Part:
             )
         )
         top = Lists(np.concatenate([one.counts for one in lists]), entries)
+    cut = None
+    if any(part.cut is not None for part in parts):
+        cut = np.concatenate(
+            [np.zeros(len(part.ids), bool) if part.cut is None else part.cut for part in parts]
+        )
     return Part(
-        ids, _join_rows(parts, "support"), _join_rows(parts, "support_log_probs"),
+        ids, _join_rows(parts, "support"), _join_rows(parts, "support_log_probs"), cut,
         sampling, sampling_null, raw, raw_null, top,
     )  # fmt: skip
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["REASONS", "Support", "read_support"]
 
 # What can be wrong with the set of one target; the index is the value in ``Support.fault``.
-REASONS = ("", "null", "empty", "duplicate_ids", "sampled_outside", "log_prob_missing")
-NULL, EMPTY, DUPLICATE, OUTSIDE, NO_LOG_PROB = range(1, len(REASONS))
+REASONS = (
+    "", "null", "empty", "duplicate_ids", "sampled_outside", "log_prob_missing", "overflow",
+)  # fmt: skip
+NULL, EMPTY, DUPLICATE, OUTSIDE, NO_LOG_PROB, OVERFLOW = range(1, len(REASONS))
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ def read_support(
     values: list[npt.NDArray[Any]] = []
     masses: list[npt.NDArray[Any]] = []
     begin = 0
+    cut = np.zeros(len(sampled), bool)
     for choice in choices:
         rows, end = choice.support, begin + len(choice.token_ids)
         if rows is None:
@@ -95,6 +98,8 @@ def read_support(
             values.append(rows.values)
             if rows.null is not None:
                 fault[begin:end][rows.null] = NULL
+            if choice.support_cut is not None:
+                cut[begin:end] = choice.support_cut
             if log_probs:
                 given = choice.support_log_probs
                 missing = np.full(len(rows.values), np.nan)
@@ -126,6 +131,7 @@ def read_support(
     if mass is not None:
         given_mass = segment_sums(classify(mass, np.zeros(len(mass), bool)) == 0, offsets)
         fault[(given_mass != counts) & (fault == 0)] = NO_LOG_PROB
+    fault[cut & (fault == 0)] = OVERFLOW
     narrow = None if mass is None else mass.astype(np.float32)
     return Support(counts, ids, narrow, fault, unsorted)
 

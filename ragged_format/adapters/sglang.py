@@ -244,6 +244,7 @@ def _fill(
     out.prompt_ids = prompt_ids(messages, request, where)
     asked_mask = bool(request.get("return_sampling_mask"))
     out.support, out.support_log_probs = part.support, part.support_log_probs
+    out.support_cut = part.cut
     out.support_expected = asked_mask or part.support is not None
     out.log_probs_expected = bool(request.get("return_logprob")) or asked_mask
     out.lists_sampled = False
