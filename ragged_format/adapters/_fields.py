@@ -142,6 +142,39 @@ class Fields:
             np.concatenate([*null, np.zeros(0, bool)]),
         )  # fmt: skip
 
+    def parallel(self, name: str, lengths: Sequence[int], counts: Int64) -> npt.NDArray[np.float64]:
+        """Return a field of number lists, or a padded table, parallel to rows of `counts`.
+
+        Raises
+        ------
+        ConversionError
+            A row has another length (``RF-A006``).
+        """
+        out = []
+        begin = 0
+        for row, length in enumerate(lengths):
+            value = field_of(self.payloads[row], name)
+            expected = counts[begin : begin + length]
+            begin += length
+            if hasattr(value, "shape"):
+                table = as_array(value, self.where(row, name), f"{name} are numbers")
+                self._check_length(row, name, len(table), length)
+                if table.ndim != 2 or table.shape[1] < expected.max(initial=0):
+                    self._torn(row, name, int(expected.max(initial=0)), table.shape[-1])
+                out.append(table[np.arange(table.shape[1]) < expected[:, None]])
+                continue
+            rows = as_float_rows(value, lambda p=None, r=row: self.where(r, name, p))
+            self._check_length(row, name, len(rows.counts), length)
+            if not np.array_equal(rows.counts, expected):
+                self._torn(row, name, int(expected.sum()), int(rows.counts.sum()))
+            out.append(rows.values)
+        return np.concatenate([*out, np.zeros(0)]).astype(np.float64)
+
+    def check_lengths(self, name: str, got: Sequence[int], lengths: Sequence[int]) -> None:
+        """Raise ``RF-A006`` unless a field has one row per token of every sample."""
+        for row, (size, length) in enumerate(zip(got, lengths, strict=True)):
+            self._check_length(row, name, size, length)
+
     def dict_heads(self, name: str, lengths: Sequence[int]) -> tuple[HeadRows, Bools]:
         """Return a field of dicts ``{id: log-prob}`` per token, and which log-probs are null."""
         keys: list[Any] = []
@@ -206,6 +239,30 @@ class Fields:
         sizes = np.array(counts, np.int64)
         order = np.lexsort((ranks, np.repeat(np.arange(len(sizes)), sizes)))
         return HeadRows(sizes, ids[order], floats[order]), null[order]
+
+    def pair_heads(self, name: str, lengths: Sequence[int]) -> tuple[HeadRows, Bools]:
+        """Return a field of lists of (id, log-prob) per token; a position may be null."""
+        pairs: list[Any] = []
+        counts: list[int] = []
+        for row, (payload, length) in enumerate(zip(self.payloads, lengths, strict=True)):
+            value = field_of(payload, name)
+            if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+                malformed(f"{name} are lists per token", self.where(row, name), "a list", value)
+            self._check_length(row, name, len(value), length)
+            for position, head in enumerate(value):
+                fits = head is None or isinstance(head, list | tuple)
+                if not fits or not all(len(p) == 2 for p in head or ()):
+                    malformed(
+                        f"{name} are pairs per token", self.where(row, name, position),
+                        "(id, log-prob) pairs or null", head,
+                    )  # fmt: skip
+            pairs.extend(chain.from_iterable(head or () for head in value))
+            counts.extend(len(head or ()) for head in value)
+        place = lambda p=None: Where(column=name, position=p)  # noqa: E731
+        ids = as_ids([pair[0] for pair in pairs], place)
+        floats = as_float_rows([[pair[1] for pair in pairs]], place).values
+        null = np.array([pair[1] is None for pair in pairs], bool)
+        return HeadRows(np.array(counts, np.int64), ids, floats), null
 
     def table_heads(
         self, ids_name: str, values_name: str, lengths: Sequence[int], *, fill: float = -1

@@ -148,6 +148,7 @@ def teacher_samples(
     null: Bools | None = None,
     approximate: bool = False,
     head_kind: str = "top_k",
+    has_log_probs: bool = True,
 ) -> pa.RecordBatch:
     """Return sequences with a teacher's heads, of all tokens by own position, as samples."""
     size = check_options(vocab_size, columns, schema)
@@ -157,7 +158,8 @@ def teacher_samples(
     draft.records.update(sequences.records)
     heads, null = heads_of_targets(draft, heads, null)
     add_teacher(
-        draft, heads, mode, field, null=null, approximate=approximate, head_kind=head_kind
+        draft, heads, mode, field, null=null, approximate=approximate, head_kind=head_kind,
+        has_log_probs=has_log_probs,
     )  # fmt: skip
     batch = draft.finish(columns, schema)
     counts.add_to(report)

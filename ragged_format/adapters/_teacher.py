@@ -82,6 +82,7 @@ def add_teacher(
     null: Bools | None = None,
     approximate: bool = False,
     head_kind: str = "top_k",
+    has_log_probs: bool = True,
 ) -> HeadRows:
     """Add a teacher's heads to a draft, and its log-prob of the realised token where known.
 
@@ -98,6 +99,8 @@ def add_teacher(
     approximate : bool
         From a lossy source.
     head_kind : {"top_k", "draws"}
+    has_log_probs : bool
+        False for draws of which only the weights are known.
     """
     place = draft.place(field)
     if head_kind == "draws":
@@ -110,7 +113,7 @@ def add_teacher(
     counts = replace(standard_column("teacher_topk_counts"), head_kind=head_kind)
     draft.add("teacher_topk_counts", heads.counts, counts)
     draft.add("teacher_topk_ids", heads.ids)
-    if len(heads.log_probs) or not len(heads.ids):
+    if has_log_probs:
         column = replace(
             standard_column("teacher_topk_log_probs"), log_prob=mode, approximate=approximate
         )
