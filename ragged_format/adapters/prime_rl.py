@@ -5,6 +5,9 @@ The structs of its transport (``TrainingSample``, ``MicroBatch``, ``SamplingMask
 the token's own position; a count of 0 says "no set", which prime-rl scores over the full
 vocabulary whatever the reason. Values of tokens that are not scored are 0 there; others are counted
 as unread.
+
+Answers of its engine have binary fields; :func:`expand_response` makes them plain, for
+``ragged_format.adapters.vllm``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._prime_rl_http import (
+    decode_compact_logprobs,
+    decode_kept_tokens,
+    expand_response,
+)
 from ragged_format.adapters._prime_rl_in import GIVEN, OWN, Payload, finish, read
 from ragged_format.adapters._prime_rl_out import Fields
 from ragged_format.adapters._trajectory import Policies, build
@@ -43,8 +51,11 @@ __all__ = [
     "ADAPTER",
     "Payload",
     "decode",
+    "decode_compact_logprobs",
+    "decode_kept_tokens",
     "dummy_micro_batch",
     "encode",
+    "expand_response",
     "payloads",
     "to_micro_batch",
     "to_samples",
