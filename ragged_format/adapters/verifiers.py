@@ -349,7 +349,8 @@ def _runs(scored: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the spans that end with a run of scored tokens, and the rest."""
     ends = np.flatnonzero(scored[:-1] & ~scored[1:]) + 1
     bounds = [0, *ends.tolist(), len(scored)]
-    return [(a, b) for a, b in pairwise(bounds) if a < b]
+    # A sample without tokens is a node without tokens.
+    return [(a, b) for a, b in pairwise(bounds) if a < b] or [(0, 0)]
 
 
 def _msgspec() -> Any:
