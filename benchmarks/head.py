@@ -14,8 +14,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from unittest.mock import PropertyMock, patch
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.harness import Figure, Settings, interleave, median_ratio, median_s, raw, time_text
 from ragged_format.torch import pad_buckets, pad_ragged, support_log_probs
 from ragged_format.torch.head import CHUNK_ELEMENTS
-from ragged_format.torch.head_problem import Problem
 
 __all__ = ["Case", "PeakMemory", "heavy_tail", "masked_logits", "padded_rows", "run", "tiles"]
 
@@ -83,11 +81,15 @@ def heavy_tail(
     )  # fmt: skip
 
 
-def ours(case: Case, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
+def ours(
+    case: Case,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    kernel: Literal["auto", "gather"] = "auto",
+) -> Tensor:
     """Return the log-probs by this package's head."""
     return support_log_probs(
         case.hidden, case.weight, case.pred_index, case.target_ids, case.candidate_ids,
-        case.candidate_counts, chunk_elements=chunk_elements,
+        case.candidate_counts, chunk_elements=chunk_elements, kernel=kernel,
     )[0]  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def buckets(case: Case) -> Tensor:
 
 def gathered(case: Case) -> Tensor:
     """Return the log-probs by ours without the sparse kernels, as it runs on accelerators."""
-    return ours(case)
+    return ours(case, kernel="gather")
 
 
 class PeakMemory(TorchDispatchMode):
@@ -189,9 +191,6 @@ class PeakMemory(TorchDispatchMode):
 
 def step(head: Callable[[Case], Tensor], case: Case) -> tuple[Tensor, ...]:
     """Return log-probs and gradients of one forward and backward pass."""
-    if head is gathered:
-        with patch.object(Problem, "is_sparse", PropertyMock(return_value=False)):
-            return step(ours, case)
     log_probs = head(case)
     grads = torch.autograd.grad(case.loss(log_probs), (case.hidden, case.weight))
     return log_probs.detach(), *grads

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
-from ragged_format.torch.head_problem import Problem, Stats, Transform
+from ragged_format.torch.head_problem import Kernel, Problem, Stats, Transform
 from ragged_format.torch.head_stats import backward, forward
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ HostCounts = npt.NDArray[np.int64]
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]
 """Log-prob of the label, entropy, log-sum-exp, hits of the label; each (m,)."""
 
+_KERNELS: dict[str, Kernel] = {"sparse": "sparse", "gather": "gather", "triton": "triton"}
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
 
@@ -54,6 +55,7 @@ def support_log_probs(
     group: dist.ProcessGroup | None = None,
     out_dtype: torch.dtype | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    kernel: Literal["auto", "sparse", "gather", "triton"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob and the entropy of each target over its own candidate set.
 
@@ -96,6 +98,9 @@ def support_log_probs(
         Default: the dtype of `hidden`. Give float32 for half-precision models: ratios need it.
     chunk_elements : int
         Bound on the numbers in one temporary.
+    kernel : {"auto", "sparse", "gather", "triton"}
+        What scores candidate sets. ``"auto"``: sparse kernels on CPUs for float32 and float64, else
+        gathered rows. ``"triton"`` needs Triton and CUDA (or its interpreter).
 
     Returns
     -------
@@ -122,7 +127,7 @@ def support_log_probs(
     """
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
-        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
+        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
     )  # fmt: skip
     log_probs, entropy, _, hits = scorer.over_sets()
     scorer.check(hits, on_outside)
@@ -158,6 +163,7 @@ def head_log_probs(
     group: dist.ProcessGroup | None = None,
     out_dtype: torch.dtype | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
+    kernel: Literal["auto", "sparse", "gather", "triton"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probs of each target and of every id of its head, over its candidate set.
 
@@ -181,7 +187,7 @@ def head_log_probs(
     """
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
-        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements,
+        bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
     )  # fmt: skip
     log_probs, _, log_sum, hits = scorer.over_sets()
     scorer.check(hits, on_outside)
@@ -215,6 +221,7 @@ class _Scorer:
         vocab_start: int,
         group: dist.ProcessGroup | None,
         chunk_elements: int,
+        kernel: str,
     ) -> None:
         _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
         host = candidate_counts.cpu() if host_counts is None else host_counts
@@ -230,6 +237,7 @@ class _Scorer:
             hidden, weight, pred_index.to(device, torch.int64), target_ids.to(device, torch.int64),
             self._ids, self._counts, self.host_counts,
             Transform(bias, inverse, logit_scale, soft_cap), vocab_start, group, chunk_elements,
+            _kernel(kernel, hidden),
         )  # fmt: skip
 
     def over_sets(self) -> Scores:
@@ -319,6 +327,23 @@ class _Head(torch.autograd.Function):
             None if out.bias is None else out.bias.to(bias.dtype),
             None,
         )
+
+
+def _kernel(kernel: str, hidden: Tensor) -> Kernel:
+    on_cpu = hidden.device.type == "cpu"
+    full = hidden.dtype in (torch.float32, torch.float64)
+    if kernel == "auto":
+        return "sparse" if on_cpu and full else "gather"
+    if kernel == "sparse" and not (on_cpu and full):
+        raise LimitExceededError(
+            "the sparse kernels are for float32 and float64 on CPUs", expected='kernel="auto"',
+            got=f"{hidden.dtype} on {hidden.device}",
+        )  # fmt: skip
+    if kernel in _KERNELS:
+        return _KERNELS[kernel]
+    raise LimitExceededError(
+        "kernel has no such choice", expected="'auto', 'sparse', 'gather' or 'triton'", got=kernel
+    )
 
 
 def _inverse_temperature(

@@ -1,14 +1,17 @@
 """The flat way: logits of the candidates end to end, with no table at all.
 
-Two kernels compute the same numbers. *Sparse*, on CPUs: the dot products of a chunk are one sampled
-matrix product, and gradients are weighted sums of rows (bags), so that rows are never gathered into
-memory. *Gather*, on accelerators and for half precision: rows of the weight are gathered in chunks.
+Kernels that compute the same numbers: *sparse*, on CPUs, where the dot products of a chunk are one
+sampled matrix product and gradients are weighted sums of rows (bags), so that rows are never
+gathered into memory; *gather*, on accelerators and for half precision, where rows of the weight are
+gathered in chunks; and *triton*, on request.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -115,12 +118,12 @@ def _chunks(problem: Problem) -> Iterator[_Flat]:
     starts_all = np.cumsum(counts) - counts
     first = 0
     size = len(problem.weight)
-    if problem.is_sparse:
-        # Rows of hidden states are gathered, one per target; candidates are numbers only.
-        most_targets = problem.rows_per_chunk
+    most_targets, most = len(chosen), problem.rows_per_chunk
+    if problem.kernel != "gather":
+        # Candidates are numbers only; sparse gathers rows of hidden states, one per target.
         most = max(1, problem.chunk_elements // _TEMPORARIES)
-    else:
-        most_targets, most = len(chosen), problem.rows_per_chunk
+    if problem.kernel == "sparse":
+        most_targets = problem.rows_per_chunk
     while first < len(chosen):
         done = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, done + most, side="right"))
@@ -155,7 +158,7 @@ def _spread(per_target: Tensor, targets: Tensor, owner: Tensor) -> Tensor:
 
 
 def _logits(problem: Problem, flat: _Flat) -> Tensor:
-    dots = _sparse_dots(problem, flat) if problem.is_sparse else _gathered_dots(problem, flat)
+    dots = _DOTS[problem.kernel](problem, flat)
     transform = problem.transform
     bias = None if transform.bias is None else transform.bias[flat.rows].to(problem.dtype)
     scale = _spread(transform.inverse_temperature, flat.targets, flat.owner)
@@ -168,6 +171,12 @@ def _gathered_dots(problem: Problem, flat: _Flat) -> Tensor:
     return torch.einsum("th,th->t", hidden[flat.owner], rows)
 
 
+def _triton_dots(problem: Problem, flat: _Flat) -> Tensor:
+    out = problem.hidden.new_empty(len(flat.rows), dtype=problem.dtype)
+    _triton().dots(problem.hidden, problem.weight, flat.positions[flat.owner], flat.rows, out)
+    return out
+
+
 def _sparse_dots(problem: Problem, flat: _Flat) -> Tensor:
     hidden = problem.hidden[flat.positions]
     offsets, rows, chosen = _local(flat)
@@ -175,10 +184,19 @@ def _sparse_dots(problem: Problem, flat: _Flat) -> Tensor:
         offsets, rows, hidden.new_zeros(len(rows)),
         size=(len(flat.targets), len(problem.weight)), check_invariants=False,
     )  # fmt: skip
+    dots: Tensor
     dots = torch.sparse.sampled_addmm(pattern, hidden, problem.weight.T, beta=0.0).values()
     if chosen is None:
         return dots
     return dots.new_zeros(len(flat.rows)).index_copy_(0, chosen, dots)
+
+
+_DOTS = {"sparse": _sparse_dots, "gather": _gathered_dots, "triton": _triton_dots}
+
+
+def _triton() -> ModuleType:
+    """Import the kernels: only when they are wanted, since Triton is optional."""
+    return importlib.import_module("ragged_format.torch.triton_head")
 
 
 def _local(flat: _Flat) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -194,7 +212,10 @@ def _local(flat: _Flat) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _add_hidden(problem: Problem, flat: _Flat, grad: Tensor, out: Tensor) -> None:
-    if problem.is_sparse:
+    if problem.kernel == "triton":
+        offsets = _offsets(flat.counts)
+        _triton().add_hidden(problem.weight, flat.positions, offsets, flat.rows, grad, out)
+    elif problem.kernel == "sparse":
         offsets, rows, chosen = _local(flat)
         sums = embedding_bag(
             rows, problem.weight, offsets, mode="sum", include_last_offset=True,
@@ -209,7 +230,10 @@ def _add_hidden(problem: Problem, flat: _Flat, grad: Tensor, out: Tensor) -> Non
 
 def _add_weight(problem: Problem, flat: _Flat, grad: Tensor, out: Tensor) -> None:
     positions = flat.positions[flat.owner]
-    if not problem.is_sparse:
+    if problem.kernel == "triton":
+        _triton().add_weight(problem.hidden, positions, flat.rows, grad, out)
+        return
+    if problem.kernel == "gather":
         hidden = problem.hidden[positions].to(problem.dtype)
         out.index_add_(0, flat.rows, hidden.mul_(grad[:, None]))
         return

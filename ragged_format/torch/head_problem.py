@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Gradients", "Problem", "Stats", "Sums", "Transform", "finite"]
+__all__ = ["Gradients", "Kernel", "Problem", "Stats", "Sums", "Transform", "finite"]
 
 HostCounts = npt.NDArray[np.int64]
+Kernel = Literal["sparse", "gather", "triton"]
 
 # A matrix product over the vocabulary does about this many times the work per second of the sparse
 # kernels on one core; sets below `_FEW` are never worth one.
@@ -77,6 +78,8 @@ class Problem:
         Over which the vocabulary is sharded.
     chunk_elements : int
         Bound on the elements of one temporary.
+    kernel : {"sparse", "gather", "triton"}
+        What computes the flat way.
     """
 
     hidden: Tensor
@@ -90,16 +93,12 @@ class Problem:
     vocab_start: int
     group: dist.ProcessGroup | None
     chunk_elements: int
+    kernel: Kernel
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the statistics: float64 for float64 input, else float32."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the flat way uses sparse kernels, which never gather rows: float32 on CPUs."""
-        return self.hidden.device.type == "cpu" and self.hidden.dtype == self.dtype
 
     @property
     def rows_per_chunk(self) -> int:
@@ -109,7 +108,7 @@ class Problem:
     @property
     def flat_limit(self) -> int:
         """Largest set that the flat way takes; beyond, matrix products are faster."""
-        if self.is_sparse:
+        if self.kernel == "sparse":
             return max(_FEW, len(self.weight) // _SHARE)
         return self.rows_per_chunk
 

@@ -146,6 +146,7 @@ def test_no_targets():
         ({"temperature": torch.ones(3)}, rf.SchemaMismatchError),
         ({"entropy_over": "nothing"}, rf.LimitExceededError),
         ({"on_outside": "nothing"}, rf.LimitExceededError),
+        ({"kernel": "nothing"}, rf.LimitExceededError),
         ({"bias": torch.ones(4)}, rf.SchemaMismatchError),
         ({"candidate_ids": torch.ones(3)}, rf.SchemaMismatchError),
     ],
