@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     import pyarrow as pa
 
     from ragged_format.adapters._choice import Choice
@@ -34,7 +33,7 @@ GroupId = str | Callable[[Mapping[str, Any]], str | None]
 """Key of the record that holds the group, or a function of the record."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """One record and its response.
 
@@ -46,19 +45,24 @@ class Answer:
         A parsed response, or the bytes of an event stream.
     where : Where
         Of the record.
-    counts : ConversionReport
-        What its reader leaves out; counts only if the record converts.
+    unread : Counter
+        Counts fields that have no place in samples.
+    left_out : ConversionReport, optional
+        Other counts of the reader, of which most records have none; see :attr:`counts`.
     """
 
     record: Mapping[str, Any]
     response: Any
     where: Where
-    counts: ConversionReport = field(default_factory=ConversionReport)
+    unread: Counter[str] = field(default_factory=Counter)
+    left_out: ConversionReport | None = None
 
     @property
-    def unread(self) -> Counter[str]:
-        """Counts of fields that have no place in samples."""
-        return self.counts.unread
+    def counts(self) -> ConversionReport:
+        """Counts of what the reader leaves out, which hold only if the record converts."""
+        if self.left_out is None:
+            self.left_out = ConversionReport()
+        return self.left_out
 
     def group_of(self, group_id: GroupId | None) -> Callable[[Mapping[str, Any]], Any] | None:
         """Return the function that gives the group of a record; ``None``: none was asked for."""
@@ -97,7 +101,9 @@ def convert(
             counts.responses.drop(err.code)
             continue
         counts.responses.stored += 1
-        counts += answer.counts
+        counts.unread.update(answer.unread)
+        if answer.left_out is not None:
+            counts += answer.left_out
         choices += found
     batch = assemble(choices, options, counts)
     counts.add_to(report)
