@@ -5,19 +5,18 @@ They travel as MessagePack arrays, so that the order is the format: new fields o
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ragged_format.errors import ConversionError, MissingDependencyError
+from ragged_format.adapters._msgpack import load_msgspec
+from ragged_format.errors import ConversionError
 
-try:
+if TYPE_CHECKING:
     import msgspec
-except ImportError as err:
-    raise MissingDependencyError(
-        "prime-rl's files are MessagePack", expected="the package msgspec", got=str(err),
-        remedy="pip install ragged-format[adapters]",
-    ) from err  # fmt: skip
+else:
+    msgspec = load_msgspec()
 
 __all__ = [
+    "PARTS",
     "Generation",
     "MicroBatch",
     "RoutedExperts",
@@ -25,6 +24,9 @@ __all__ = [
     "TrainingSample",
     "plain",
 ]
+
+# A message's parts, not decoded yet.
+PARTS = list[msgspec.Raw]
 
 Generation = Literal["kept_tokens", "sampling_mask"]
 """Which structs are written: those of the merge that introduced masks, or the renamed ones."""

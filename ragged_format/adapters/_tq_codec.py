@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ragged_format.errors import ConversionError, MissingDependencyError, Where
+from ragged_format.adapters._msgpack import load_msgspec
+from ragged_format.errors import ConversionError, Where
 
 __all__ = ["Jagged", "decode", "encode", "split"]
 
@@ -31,17 +32,6 @@ class Jagged(list[npt.NDArray[Any]]):
     """The rows of a nested tensor; as a list, so that rows of equal length stay rows."""
 
     layout = "jagged"
-
-
-def _msgspec() -> Any:
-    try:
-        import msgspec
-    except ImportError as err:
-        raise MissingDependencyError(
-            "TransferQueue's messages are MessagePack", expected="the package msgspec",
-            got=str(err), remedy="pip install ragged-format[adapters]",
-        ) from err  # fmt: skip
-    return msgspec
 
 
 def _malformed(got: object, where: Where, expected: str = "a packed message") -> NoReturn:
@@ -94,7 +84,7 @@ def decode(data: bytes | bytearray | memoryview, where: Where | None = None) -> 
     ConversionError
         Another form, pickled objects, or types that NumPy lacks (``RF-A002``).
     """
-    msgspec = _msgspec()
+    msgspec = load_msgspec()
     where = where or Where()
     view = memoryview(data)
     items = [view[offset : offset + size] for offset, size in _entries(view, where)]
@@ -131,7 +121,7 @@ def _array(meta: Any, items: list[memoryview]) -> npt.NDArray[Any]:
 
 def encode(value: Any) -> bytes:
     """Return an object as a packed buffer; arrays go as tensors, :class:`Jagged` as nested ones."""
-    msgspec = _msgspec()
+    msgspec = load_msgspec()
     buffers: list[bytes] = []
 
     def describe(array: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], int]:

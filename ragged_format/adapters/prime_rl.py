@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._msgpack import load_msgspec
 from ragged_format.adapters._prime_rl_http import (
     decode_compact_logprobs,
     decode_kept_tokens,
@@ -104,16 +105,16 @@ def decode(data: bytes) -> list[TrainingSample | MicroBatch]:
 
 
 def _decoded(data: bytes, where: Where) -> Iterator[TrainingSample | MicroBatch]:
-    import msgspec
+    msgspec = load_msgspec()
 
-    from ragged_format.adapters._prime_rl_structs import MicroBatch, TrainingSample
+    from ragged_format.adapters._prime_rl_structs import PARTS, MicroBatch, TrainingSample
 
     number = None
     try:
-        items = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+        items = msgspec.msgpack.decode(data, type=PARTS)
         for number, raw in enumerate(items):  # noqa: B007 (errors name it)
             # Which of the two it is shows in the fifth field: a name, or positions.
-            fields = msgspec.msgpack.decode(raw, type=list[msgspec.Raw])
+            fields = msgspec.msgpack.decode(raw, type=PARTS)
             named = len(fields) > 4 and isinstance(msgspec.msgpack.decode(fields[4]), str)
             kind: type[TrainingSample | MicroBatch] = TrainingSample if named else MicroBatch
             yield msgspec.msgpack.decode(raw, type=kind)
@@ -141,9 +142,10 @@ def encode(
     ConversionError
         The older structs lack a field (``RF-A001``).
     """
-    import msgspec
+    msgspec = load_msgspec()
 
-    return msgspec.msgpack.encode([_fields(item, generation) for item in items])
+    data: bytes = msgspec.msgpack.encode([_fields(item, generation) for item in items])
+    return data
 
 
 def _fields(item: TrainingSample | MicroBatch, generation: Generation) -> list[Any]:
@@ -305,12 +307,13 @@ def to_micro_batch(
 
 def dummy_micro_batch(first: MicroBatch) -> MicroBatch:
     """Return what prime-rl gives a rank that has no batch left: `first` without loss and mask."""
-    import msgspec
+    msgspec = load_msgspec()
 
     size = len(first.input_ids)
-    return msgspec.structs.replace(
+    out: MicroBatch = msgspec.structs.replace(
         first, loss_mask=[False] * size, advantages=[0.0] * size, sampling_mask=None
     )
+    return out
 
 
 def write(
@@ -346,7 +349,7 @@ def write(
     mapping of str to int
         Rows, dummy batches and tokens written, padding included.
     """
-    import msgspec
+    msgspec = load_msgspec()
 
     if world_size < 1:
         raise ConversionError(

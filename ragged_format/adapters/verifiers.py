@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.adapters._msgpack import load_msgspec
 from ragged_format.adapters._outgoing import Outgoing
 from ragged_format.adapters._trajectory import (
     Policies,
@@ -35,7 +36,7 @@ from ragged_format.adapters._trajectory import (
 )
 from ragged_format.adapters._values import Rows, malformed
 from ragged_format.adapters.registry import Adapter, Reader, Writer
-from ragged_format.errors import ConversionError, MissingDependencyError, Where
+from ragged_format.errors import ConversionError, Where
 from ragged_format.profiles import standard_column
 
 if TYPE_CHECKING:
@@ -353,17 +354,6 @@ def _runs(scored: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise(bounds) if a < b] or [(0, 0)]
 
 
-def _msgspec() -> Any:
-    try:
-        import msgspec
-    except ImportError as err:
-        raise MissingDependencyError(
-            "traces on the wire are MessagePack", expected="the package msgspec", got=str(err),
-            remedy="pip install ragged-format[adapters]",
-        ) from err  # fmt: skip
-    return msgspec
-
-
 def payloads(path: str) -> Iterator[dict[str, Any]]:
     """Yield the traces of a MessagePack file: a trace, a list of traces, or of lists of nodes.
 
@@ -372,7 +362,7 @@ def payloads(path: str) -> Iterator[dict[str, Any]]:
     ConversionError
         The file is something else (``RF-A002``).
     """
-    msgspec = _msgspec()
+    msgspec = load_msgspec()
     place = Path(path)
     try:
         data = msgspec.msgpack.decode(place.read_bytes())
@@ -405,7 +395,7 @@ def write(batches: Iterable[pa.RecordBatch], path: str) -> Mapping[str, int]:
         Traces and nodes written.
     """
     traces = list(chain.from_iterable(from_samples(batch) for batch in batches))
-    Path(path).write_bytes(_msgspec().msgpack.encode(traces))
+    Path(path).write_bytes(load_msgspec().msgpack.encode(traces))
     return {"traces": len(traces), "nodes": sum(map(len, traces))}
 
 

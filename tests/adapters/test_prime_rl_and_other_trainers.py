@@ -1,5 +1,7 @@
 """Any samples, in the form of each trainer and back: what it can hold comes back."""
 
+import sys
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 import ragged_format as rf
 from ragged_format.adapters import miles, prime_rl, skyrl, slime, transfer_queue, verifiers
 from ragged_format.adapters.report import ConversionReport
+from ragged_format.errors import MissingDependencyError
 from ragged_format.testing import assert_ragged_equal, rollouts, sample_batches
 
 COLUMNS = ["rollout_log_probs", "candidate_counts", "candidate_ids"]
@@ -93,3 +96,70 @@ def _raw(batch):
     )
     schema = rf.sample_schema(vocab_size=1000, columns=[column, *COLUMNS[1:]])
     return pa.RecordBatch.from_arrays([batch.column(n) for n in schema.names], schema=schema)
+
+
+MESSAGES = {
+    "prime_rl": lambda: prime_rl.decode(b"\x90"),
+    "prime_rl structs": lambda: prime_rl.TrainingSample,
+    "transfer_queue": lambda: transfer_queue.decode(b"\1\0\0\0\x0c\0\0\0\1\0\0\0\x80"),
+    "verifiers": lambda: verifiers.write([], "nowhere"),
+    "slime": lambda: list(slime.payloads("nowhere.pt")),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_missing_packages_are_named(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "ragged_format.adapters._prime_rl_structs", raising=False)
+    # A from-import would find the module on its package.
+    monkeypatch.delattr("ragged_format.adapters._prime_rl_structs", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"pip install ragged-format\["):
+        MESSAGES[name]()
+
+
+def test_the_recorded_set_is_the_only_source():
+    """PrimeIntellect-ai/prime-rl#2601, #1965: truncation is not computed again from log-probs."""
+    values = np.log(np.float32([0.05, 0.5, 0.45]))
+    mask = prime_rl.SamplingMask(
+        np.array([2, 4, 6], "<i4").tobytes(), np.array([0, 3], "<i4").tobytes(), values.tobytes()
+    )
+    # The sampled 2 is the tail that a top-p of 0.9 would cut.
+    item = prime_rl.TrainingSample(
+        [5, 2], [False, True], [0.0, float(values[0])], [1.0] * 2, "e", sampling_mask=mask
+    )
+    batch = prime_rl.to_samples([item], vocab_size=8)
+    assert batch.column("candidate_ids").to_pylist() == [[2, 4, 6]]
+    assert prime_rl.to_training_samples(batch) == [item]
+
+
+def test_nulls_of_json_writers_are_missing_log_probs():
+    """NovaSky-AI/SkyRL#2082, #2083: orjson writes NaN and infinities as null."""
+    support = skyrl.encode_support(np.int32([[6], [7]]))
+    logprobs = {"content": [{"logprob": 0.0}, {"logprob": None}]}
+    choice = {"token_ids": [6, 7], "logprobs": logprobs, "rollout_sample_support": support}
+    record = {"prompt_token_ids": [5], "response": {"choices": [choice]}}
+    report = ConversionReport()
+    batch = skyrl.to_samples([record], vocab_size=8, report=report)
+    assert batch.column("target_flags").to_pylist() == [[0, 4]]
+    assert report.log_probs.dropped == {"log_prob_null": 1}
+
+
+def test_a_large_vocabulary_costs_nothing():
+    """PrimeIntellect-ai/prime-rl#3431, #3464: nothing has the width of the vocabulary."""
+    batch = rollouts(np.random.default_rng(1), num_samples=4, vocab_size=1000, columns=COLUMNS)
+    routes = {name: route(batch) for name, (_, route) in ROUTES.items()}
+    for name, payloads in routes.items():
+        tracemalloc.start()
+        ROUTES[name][0].to_samples(payloads, vocab_size=2**31 - 1, logprobs_mode="raw")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2**24, name
+
+
+def test_batches_for_trainers_are_arrays():
+    """NovaSky-AI/SkyRL#982: nested lists of ids are what makes such batches slow to send."""
+    batch = rollouts(np.random.default_rng(1), num_samples=4, vocab_size=1000, columns=COLUMNS)
+    out = skyrl.to_training_batch(batch, top_k=600)
+    support = out.pop("rollout_sample_support")
+    assert {type(value) for value in (*out.values(), *support.values())} == {np.ndarray}
