@@ -1,4 +1,8 @@
-"""Machine instructions that Python has no words for, for code that numba compiles."""
+"""Machine instructions that Python has no words for, for code that numba compiles.
+
+Text is read by address, as an array would cost a count of references in every call. The caller
+holds the memory and checks the bounds.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,13 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 __all__ = [
-    "Text",
+    "byte",
+    "commas",
     "compiled",
     "double_of_bits",
     "high_product",
@@ -23,9 +26,8 @@ __all__ = [
     "load",
     "others_than_digits",
     "trailing_zeros",
+    "zeros",
 ]
-
-Text = npt.NDArray[np.uint8]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,32 +63,65 @@ def instruction(function: Callable[..., Any]) -> Any:
     return intrinsic(function)
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any, kind: Any) -> Any:
-    text = context.make_array(signature.args[0])(context, builder, args[0])
-    return builder.bitcast(builder.gep(text.data, [args[1]]), kind.as_pointer())
+def _loaded(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
+
+
+def _all(byte: int) -> Any:
+    return ir.Constant(_BLOCK, [byte] * 64)
 
 
 @instruction
-def load(_context: Any, text: Any, place: Any) -> Any:  # noqa: ARG001
-    """Return the 8 bytes of `text` from `place` on as a little-endian uint64, unchecked."""
+def byte(_context: Any, _place: Any) -> Any:
+    """Return the byte at an address."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature, args, _WORD), align=1)
+    def emit(_: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return _loaded(builder, args[0], _BYTE)
 
-    return types.uint64(text, types.int64), emit
+    return types.uint8(types.int64), emit
 
 
 @instruction
-def others_than_digits(_context: Any, text: Any, place: Any) -> Any:  # noqa: ARG001
-    """Return a bit for each of the 64 bytes of `text` from `place` on: 0 for a digit, else 1."""
+def load(_context: Any, _place: Any) -> Any:
+    """Return the 8 bytes from an address on as a little-endian uint64."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = builder.load(_pointer(context, builder, signature, args, _BLOCK), align=1)
-        from_zero = builder.sub(block, ir.Constant(_BLOCK, [ord("0")] * 64))
-        found = builder.icmp_unsigned(">", from_zero, ir.Constant(_BLOCK, [9] * 64))
+    def emit(_: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return _loaded(builder, args[0], _WORD)
+
+    return types.uint64(types.int64), emit
+
+
+@instruction
+def others_than_digits(_context: Any, _place: Any) -> Any:
+    """Return a bit for each of the 64 bytes from an address on: 0 for a digit, else 1."""
+
+    def emit(_: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        from_zero = builder.sub(_loaded(builder, args[0], _BLOCK), _all(ord("0")))
+        return builder.bitcast(builder.icmp_unsigned(">", from_zero, _all(9)), _WORD)
+
+    return types.uint64(types.int64), emit
+
+
+@instruction
+def commas(_context: Any, _place: Any) -> Any:
+    """Return a bit for each of the 64 bytes from an address on: 1 for a comma."""
+
+    def emit(_: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        found = builder.icmp_unsigned("==", _loaded(builder, args[0], _BLOCK), _all(ord(",")))
         return builder.bitcast(found, _WORD)
 
-    return types.uint64(text, types.int64), emit
+    return types.uint64(types.int64), emit
+
+
+@instruction
+def zeros(_context: Any, _place: Any) -> Any:
+    """Return a bit for each of the 64 bytes from an address on: 1 for a digit 0."""
+
+    def emit(_: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        found = builder.icmp_unsigned("==", _loaded(builder, args[0], _BLOCK), _all(ord("0")))
+        return builder.bitcast(found, _WORD)
+
+    return types.uint64(types.int64), emit
 
 
 @instruction

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from ragged_format.adapters import _machine, _scan_numbers, _scan_walk
-from ragged_format.adapters._machine import Text, kept
+from ragged_format.adapters._machine import kept
 from ragged_format.adapters._scan_walk import (
     CONTENT,
     FLAT,
@@ -22,6 +22,7 @@ from ragged_format.adapters._scan_walk import (
     MARK_SIZE,
     Longs,
     Room,
+    Text,
     walk,
 )
 from ragged_format.adapters._values import Entries, LogProbs, Rows
@@ -48,7 +49,8 @@ def _stamp() -> int:
 def _compile(stamp: int) -> Callable[[Text, Room, Longs], bool]:
     @kept
     def scan(text: Text, room: Room, filled: Longs) -> bool:
-        return stamp >= 0 and walk(text, room, filled)
+        at = np.int64(text.ctypes.data)
+        return stamp >= 0 and walk(at, at + len(text), room, filled)
 
     return scan
 

@@ -1,7 +1,7 @@
 """Numbers in JSON text, 8 digits at a step, each exactly as Python reads it; compiled by numba.
 
-Places in the text are int64; ``BAD`` is the place that is returned where ``json`` has to decide.
-Nothing is read beyond the end of the text.
+Places in the text are addresses, int64, and the text goes up to `stop`; nothing beyond is read.
+``BAD`` is the place that is returned where ``json`` has to decide.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ragged_format.adapters._machine import (
-    Text,
+    byte,
+    commas,
     compiled,
     double_of_bits,
     high_product,
@@ -21,6 +22,7 @@ from ragged_format.adapters._machine import (
     load,
     others_than_digits,
     trailing_zeros,
+    zeros,
 )
 
 __all__ = ["BAD", "decimal", "integers", "rows", "skip_space", "whole"]
@@ -67,23 +69,54 @@ def _is_space(byte: int) -> bool:
 
 
 @inlined
-def skip_space(text: Text, at: int) -> int:
+def skip_space(at: int, stop: int) -> int:
     """Return the place of the next byte that is no white space, or the end."""
-    while at < len(text) and _is_space(text[at]):
+    while at < stop and _is_space(byte(at)):
         at += 1
     return at
 
 
 @inlined
-def _block(text: Text, at: int) -> Any:
-    """Return which of the next 64 bytes are no digits; beyond the end none is one."""
-    if at + 64 <= len(text):
-        return others_than_digits(text, at)
-    bits = _ALL
-    for n in range(len(text) - at):
-        if _U(text[at + n] - np.uint8(_ZERO)) <= _U(9):
-            bits ^= _U(1) << _U(n)
-    return bits
+def _block(at: int, stop: int) -> tuple[Any, Any, Any]:
+    """Return which of the next 64 bytes are no digits, commas, and digits 0.
+
+    What lies beyond the end is no digit.
+    """
+    if at + 64 <= stop:
+        return others_than_digits(at), commas(at), zeros(at)
+    return _last_block(at, stop)
+
+
+@compiled
+def _last_block(at: int, stop: int) -> tuple[Any, Any, Any]:
+    others, ends, nils = _ALL, _NONE, _NONE
+    for n in range(stop - at):
+        bit = _ONE << _U(n)
+        others ^= bit if _is_digit(byte(at + n)) else _NONE
+        ends |= bit if byte(at + n) == _COMMA else _NONE
+        nils |= bit if byte(at + n) == _ZERO else _NONE
+    return others, ends, nils
+
+
+@inlined
+def _marks(at: int, stop: int) -> tuple[Any, Any]:
+    """Return of the next 64 bytes those that end a plain number, and those of them that are commas.
+
+    A digit 0 before another digit is no number of JSON: it counts as its end, as what is no digit.
+    """
+    others, ends, nils = _block(at, stop)
+    firsts = others << _ONE
+    if not _is_digit(byte(at - 1)):
+        firsts |= _ONE
+    lasts = others >> _ONE
+    if at + 64 >= stop or not _is_digit(byte(at + 64)):
+        lasts |= _U(1 << 63)
+    return others | (nils & firsts & ~lasts), ends & ~firsts
+
+
+@inlined
+def _is_digit(byte: int) -> bool:
+    return 48 <= byte <= 57
 
 
 @inlined
@@ -96,54 +129,55 @@ def _eight(digits: np.uint64) -> Any:
 
 
 @inlined
-def _integer(text: Text, begin: int, end: int) -> Any:
+def _integer(begin: int, end: int) -> Any:
     """Return the integer of the digits between two places, -1 if it is too long or no JSON."""
     size = end - begin
-    if size > 1 and text[begin] == _ZERO:
+    if size > 1 and byte(begin) == _ZERO:
         return -1
     if size <= 8:
-        word = (load(text, end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
+        word = (load(end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
         return _I(_eight(word))
     if size > _MOST_DIGITS:
         return -1
     value = _I(0)
     for n in range(begin, end):
-        value = value * 10 + _I(text[n] - np.uint8(_ZERO))
+        value = value * 10 + _I(byte(n) - np.uint8(_ZERO))
     return value
 
 
 @compiled
-def integers(text: Text, at: int, out: npt.NDArray[np.int64], filled: int) -> tuple[int, int]:
+def integers(at: int, stop: int, out: npt.NDArray[np.int64], filled: int) -> tuple[int, int]:
     """Write the list of integers that begins before `at` to `out`, none of them negative.
 
     Returns the place after the list and how much of `out` is filled.
     """
-    begin = skip_space(text, at)
-    if begin < len(text) and text[begin] == _CLOSE:
+    begin = skip_space(at, stop)
+    if begin < stop and byte(begin) == _CLOSE:
         return begin + 1, filled
-    base, others = begin, _block(text, begin)
+    base = begin
+    others, _, _ = _block(base, stop)
     while True:
         while others == _NONE:
             base += 64
-            others = _block(text, base)
+            others, _, _ = _block(base, stop)
         end = base + trailing_zeros(others)
-        if end >= len(text):
+        if end >= stop:
             return BAD, filled
         others &= others - _ONE
-        byte = text[end]
+        found = byte(end)
         if begin == end:
-            if not _is_space(byte):
+            if not _is_space(found):
                 return BAD, filled
             begin += 1
             continue
-        value = _integer(text, begin, end)
+        value = _integer(begin, end)
         if value < 0:
             return BAD, filled
         out[filled] = value
         filled += 1
         begin = end + 1
-        if byte != _COMMA:
-            return begin if byte == _CLOSE else BAD, filled
+        if found != _COMMA:
+            return begin if found == _CLOSE else BAD, filled
 
 
 @compiled
@@ -158,8 +192,8 @@ def _flush(
 
 @compiled
 def rows(
-    text: Text,
     at: int,
+    stop: int,
     out: npt.NDArray[np.int32],
     filled: int,
     counts: npt.NDArray[np.int64],
@@ -169,76 +203,94 @@ def rows(
 
     Returns the place after the list, and how much of `out` and `counts` is filled.
     """
-    begin = _row(text, at)
+    begin = _row(at, stop)
     if begin == BAD:
         return BAD, filled, row
     words = np.empty(_BATCH, np.uint64)
-    base, others = begin, _block(text, begin)
-    waiting = in_row = 0
+    base = begin
+    is_stale = True
+    waiting = _I(0)
+    before = -filled  # what out and words hold less what they held before this row
+    others = plain = _NONE
     while True:
-        while others == _NONE:
+        if is_stale:
+            others, plain = _marks(base, stop)
+            is_stale = False
+        # All numbers up to the first byte that is neither a digit nor a comma behind one.
+        odd = others & ~plain
+        below = (odd & (~odd + _ONE)) - _ONE
+        run = others & below
+        others ^= run
+        is_long = False
+        while run != _NONE:
+            end = base + trailing_zeros(run)
+            run &= run - _ONE
+            size = end - begin
+            is_long |= size > 8
+            words[waiting] = (load(end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
+            waiting += 1
+            begin = end + 1
+        if is_long:
+            return BAD, filled, row
+        if waiting > _BATCH - 64 - 1:
+            filled = _flush(words, waiting, out, filled)
+            waiting = 0
+        if others == _NONE:
             base += 64
-            others = _block(text, base)
+            is_stale = True
+            continue
         end = base + trailing_zeros(others)
-        if end >= len(text):
+        if end >= stop:
             return BAD, filled, row
         others &= others - _ONE
-        byte = text[end]
+        found = byte(end)
         size = end - begin
         if size > 0:
-            if size > 8 or (size > 1 and text[begin] == _ZERO):
+            if size > 8 or found != _CLOSE:
                 return BAD, filled, row
-            words[waiting] = (load(text, end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
+            words[waiting] = (load(end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
             waiting += 1
-            in_row += 1
-            begin = end + 1
-            if waiting == _BATCH:
-                filled = _flush(words, waiting, out, filled)
-                waiting = 0
-            if byte == _COMMA:
-                continue
-        elif _is_space(byte):
+        elif _is_space(found):
             begin += 1
             continue
-        elif in_row:  # a comma without a number behind it
+        elif found != _CLOSE or filled + waiting + before:  # a comma without a number behind it
             return BAD, filled, row
-        if byte != _CLOSE:
-            return BAD, filled, row
-        counts[row] = in_row
+        counts[row] = filled + waiting + before
         row += 1
-        in_row = 0
+        before = -(filled + waiting)
         end += 1
-        if end >= len(text) or text[end] != _COMMA:
-            is_closed = end < len(text) and text[end] == _CLOSE
+        if end >= stop or byte(end) != _COMMA:
+            is_closed = end < stop and byte(end) == _CLOSE
             filled = _flush(words, waiting, out, filled)
             return end + 1 if is_closed else BAD, filled, row
-        begin = _row(text, end + 1)
+        begin = _row(end + 1, stop)
         if begin == BAD:
             return BAD, filled, row
         if begin < base + 64:
             others &= _ALL << _U(begin - base)
         else:
-            base, others = begin, _block(text, begin)
+            base = begin
+            is_stale = True
 
 
 @inlined
-def _row(text: Text, at: int) -> int:
+def _row(at: int, stop: int) -> int:
     """Return the place after the bracket that opens a list."""
-    at = skip_space(text, at)
-    return at + 1 if at < len(text) and text[at] == _OPEN else BAD
+    at = skip_space(at, stop)
+    return at + 1 if at < stop and byte(at) == _OPEN else BAD
 
 
 @inlined
-def _digits(text: Text, at: int) -> tuple[int, np.uint64]:
+def _digits(at: int, stop: int) -> tuple[int, np.uint64]:
     """Return how many of the next 8 bytes are digits before another byte, and their number."""
-    if at + 8 > len(text):
+    if at + 8 > stop:
         number = _U(0)
         size = 0
-        while at + size < len(text) and _U(text[at + size] - np.uint8(_ZERO)) <= _U(9):
-            number = number * _U(10) + _U(text[at + size] - np.uint8(_ZERO))
+        while at + size < stop and _U(byte(at + size) - np.uint8(_ZERO)) <= _U(9):
+            number = number * _U(10) + _U(byte(at + size) - np.uint8(_ZERO))
             size += 1
         return size, number
-    word = load(text, at) ^ _ZEROS
+    word = load(at) ^ _ZEROS
     # The lowest mark is right; a carry out of a marked byte may only add marks above it.
     size = trailing_zeros(((word + _ABOVE_9) | word) & _TOPS) >> 3
     if size == 0:
@@ -247,11 +299,11 @@ def _digits(text: Text, at: int) -> tuple[int, np.uint64]:
 
 
 @inlined
-def _digits_on(text: Text, at: int, number: np.uint64) -> tuple[int, np.uint64]:
+def _digits_on(at: int, stop: int, number: np.uint64) -> tuple[int, np.uint64]:
     """Return the place after digits, and `number` with them behind it; ``BAD`` if over 64 bits."""
     size = 8
     while size == 8:
-        size, more = _digits(text, at)
+        size, more = _digits(at, stop)
         if number > _ROOM[size]:
             return BAD, number
         number = number * _POWERS[size] + more
@@ -260,47 +312,47 @@ def _digits_on(text: Text, at: int, number: np.uint64) -> tuple[int, np.uint64]:
 
 
 @inlined
-def whole(text: Text, at: int) -> tuple[int, int]:
+def whole(at: int, stop: int) -> tuple[int, int]:
     """Return the place after an integer from 0 to 2^63 - 1, and the integer."""
     begin = at
-    at, number = _digits_on(text, at, _NONE)
-    if at <= begin or at == len(text) or (at - begin > 1 and text[begin] == _ZERO):
+    at, number = _digits_on(at, stop, _NONE)
+    if at <= begin or at == stop or (at - begin > 1 and byte(begin) == _ZERO):
         return BAD, 0
-    if text[at] in (46, 69, 101) or number > _INT64:  # a point, an exponent
+    if byte(at) in (46, 69, 101) or number > _INT64:  # a point, an exponent
         return BAD, 0
     return at, _I(number)
 
 
 @inlined
-def decimal(text: Text, at: int) -> tuple[int, float]:
+def decimal(at: int, stop: int) -> tuple[int, float]:
     """Return the place after a number, and the number, correctly rounded to float64."""
     nothing = _F(0.0)
-    if at >= len(text):
+    if at >= stop:
         return BAD, nothing
-    negative = text[at] == _MINUS
+    negative = byte(at) == _MINUS
     if negative:
         at += 1
     begin = at
-    at, number = _digits_on(text, at, _NONE)
-    if at <= begin or at >= len(text) or (at - begin > 1 and text[begin] == _ZERO):
+    at, number = _digits_on(at, stop, _NONE)
+    if at <= begin or at >= stop or (at - begin > 1 and byte(begin) == _ZERO):
         return BAD, nothing
     is_whole = True
     exponent = _I(0)
-    if text[at] == _DOT:
+    if byte(at) == _DOT:
         is_whole = False
         at += 1
         begin = at
-        at, number = _digits_on(text, at, number)
-        if at <= begin or at >= len(text):
+        at, number = _digits_on(at, stop, number)
+        if at <= begin or at >= stop:
             return BAD, nothing
         exponent = begin - at
-    if text[at] in (69, 101):
+    if byte(at) in (69, 101):
         is_whole = False
         at += 1
-        down = at < len(text) and text[at] == _MINUS
-        if down or (at < len(text) and text[at] == _PLUS):
+        down = at < stop and byte(at) == _MINUS
+        if down or (at < stop and byte(at) == _PLUS):
             at += 1
-        size, more = _digits(text, at)
+        size, more = _digits(at, stop)
         if size == 0 or size > 4:
             return BAD, nothing
         at += size

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ragged_format.adapters._machine import Text, compiled, inlined, load
+from ragged_format.adapters._machine import byte, compiled, inlined, load
 from ragged_format.adapters._scan_numbers import BAD, decimal, integers, rows, skip_space, whole
 
-__all__ = ["CONTENT", "FLAT", "MARK", "MARK_SIZE", "ROWS", "Longs", "Room", "walk"]
+__all__ = ["CONTENT", "FLAT", "MARK", "MARK_SIZE", "ROWS", "Longs", "Room", "Text", "walk"]
 
 # The types of numbers in compiled code; to the type checker they are any.
 _I: Any = np.int64
 _F: Any = np.float64
 
+Text = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 
 # Kinds of lists. Each span is a kind, the end of the list in the arrays of its values, and the end
@@ -90,145 +91,146 @@ class Room(NamedTuple):
 
 
 @compiled
-def _spaced(text: Text, at: int, first: int, quoted: Text) -> int:
+def _spaced(at: int, stop: int, first: int, quoted: Text) -> int:
     """Return the place of the value where a byte, a quoted key and a colon come, space between."""
-    if at >= len(text) or text[at] != first:
+    if at >= stop or byte(at) != first:
         return BAD
-    at = skip_space(text, at + 1)
-    if at + len(quoted) > len(text):
+    at = skip_space(at + 1, stop)
+    if at + len(quoted) > stop:
         return BAD
     for n in range(len(quoted)):
-        if text[at + n] != quoted[n]:
+        if byte(at + n) != quoted[n]:
             return BAD
-    at = skip_space(text, at + len(quoted))
-    if at >= len(text) or text[at] != _COLON:
+    at = skip_space(at + len(quoted), stop)
+    if at >= stop or byte(at) != _COLON:
         return BAD
-    return skip_space(text, at + 1)
+    return skip_space(at + 1, stop)
 
 
 @inlined
 def _after(
-    text: Text, at: int, key: tuple[np.uint64, np.uint64, int], first: int, quoted: Text
+    at: int, stop: int, key: tuple[np.uint64, np.uint64, int], first: int, quoted: Text
 ) -> int:
     """Return the place of the value of a key, ``BAD`` where another text comes."""
     size = key[2]
-    fits = at + size <= len(text)
-    if fits and load(text, at) == key[0] and load(text, at + size - 8) == key[1]:
+    fits = at + size <= stop
+    if fits and load(at) == key[0] and load(at + size - 8) == key[1]:
         at += size
-        if at < len(text) and text[at] > _SPACE:
+        if at < stop and byte(at) > _SPACE:
             return at
-        return skip_space(text, at)
-    return _spaced(text, at, first, quoted)
+        return skip_space(at, stop)
+    return _spaced(at, stop, first, quoted)
 
 
 @inlined
-def _entry(text: Text, at: int) -> tuple[int, int, float, int]:
+def _entry(at: int, stop: int) -> tuple[int, int, float, int]:
     """Return the place after id, log-prob and rank of an entry, and these three."""
     rank, id_ = _I(0), _I(0)
     value = _F(0.0)
-    at = _after(text, at, _ID, _BEGIN, _ID_QUOTED)
+    at = _after(at, stop, _ID, _BEGIN, _ID_QUOTED)
     if at != BAD:
-        at, id_ = whole(text, at)
+        at, id_ = whole(at, stop)
     if at != BAD:
-        at = _after(text, at, _LOG_PROB, _COMMA, _LOG_PROB_QUOTED)
+        at = _after(at, stop, _LOG_PROB, _COMMA, _LOG_PROB_QUOTED)
     if at != BAD:
-        at, value = decimal(text, at)
+        at, value = decimal(at, stop)
     if at != BAD:
-        at = _after(text, at, _RANK, _COMMA, _RANK_QUOTED)
+        at = _after(at, stop, _RANK, _COMMA, _RANK_QUOTED)
     if at != BAD:
-        at, rank = whole(text, at)
+        at, rank = whole(at, stop)
     return at, id_, value, rank
 
 
 @compiled
-def _content(text: Text, at: int, room: Room, token: int, entry: int) -> tuple[int, int, int]:
+def _content(at: int, stop: int, room: Room, token: int, entry: int) -> tuple[int, int, int]:
     """Read the content list that begins before `at`.
 
     Returns the place after it, and how many tokens and entries there are now.
     """
     while True:
-        at, room.tokens[token, 0], room.token_values[token], _ = _entry(text, at)
+        at, room.tokens[token, 0], room.token_values[token], _ = _entry(at, stop)
         if at != BAD:
-            at = _after(text, at, _TOP, _COMMA, _TOP_QUOTED)
-        if at == BAD or at + 1 >= len(text) or text[at] != _OPEN:
+            at = _after(at, stop, _TOP, _COMMA, _TOP_QUOTED)
+        if at == BAD or at + 1 >= stop or byte(at) != _OPEN:
             return BAD, token, entry
         at += 1
         first = entry
-        if text[at] == _CLOSE:
+        if byte(at) == _CLOSE:
             at += 1
         else:
             while True:
-                at, id_, value, rank = _entry(text, at)
-                if at == BAD or at + 1 >= len(text) or text[at] != _END:
+                at, id_, value, rank = _entry(at, stop)
+                if at == BAD or at + 1 >= stop or byte(at) != _END:
                     return BAD, token, entry
                 room.entries[entry, 0] = id_
                 room.entries[entry, 1] = rank
                 room.entry_values[entry] = value
                 entry += 1
-                byte = text[at + 1]
+                found = byte(at + 1)
                 at += 2
-                if byte == _CLOSE:
+                if found == _CLOSE:
                     break
-                if byte != _COMMA:
+                if found != _COMMA:
                     return BAD, token, entry
-                at = skip_space(text, at)
+                at = skip_space(at, stop)
         room.tokens[token, 1] = entry - first
         token += 1
-        if at + 1 >= len(text) or text[at] != _END:
+        if at + 1 >= stop or byte(at) != _END:
             return BAD, token, entry
-        byte = text[at + 1]
+        found = byte(at + 1)
         at += 2
-        if byte == _CLOSE:
+        if found == _CLOSE:
             return at, token, entry
-        if byte != _COMMA:
+        if found != _COMMA:
             return BAD, token, entry
-        at = skip_space(text, at)
+        at = skip_space(at, stop)
 
 
 @inlined
-def _string_end(text: Text, at: int) -> int:
+def _string_end(at: int, stop: int) -> int:
     """Return the place of the mark that closes a string; ``BAD``: none, or a control character."""
-    while at < len(text):
-        byte = text[at]
-        if byte == _QUOTE:
+    while at < stop:
+        found = byte(at)
+        if found == _QUOTE:
             return at
-        if byte < _SPACE:
+        if found < _SPACE:
             return BAD
-        at += 2 if byte == _ESCAPE else 1
+        at += 2 if found == _ESCAPE else 1
     return BAD
 
 
 @inlined
-def _kind(text: Text, begin: int, end: int) -> int:
+def _kind(begin: int, end: int) -> int:
     """Return the length of a key, or 0 where it is none whose lists are read here."""
     size = end - begin
     if size == 7:
-        found = load(text, begin) in (_CONTENT, _OFFSETS)
+        found = load(begin) in (_CONTENT, _OFFSETS)
     elif size == 8:
-        found = load(text, begin) == _LOG_PROBS
+        found = load(begin) == _LOG_PROBS
     elif size == 9:
-        found = load(text, begin) == _TOKEN_IDS and text[begin + 8] == 115
+        found = load(begin) == _TOKEN_IDS and byte(begin + 8) == 115
     elif size == 13:
-        found = (load(text, begin), load(text, end - 8)) == _SAMPLING_MASK
+        found = (load(begin), load(end - 8)) == _SAMPLING_MASK
     else:
-        found = size == 16 and (load(text, begin), load(text, end - 8)) == _PROMPT
+        found = size == 16 and (load(begin), load(end - 8)) == _PROMPT
     return size if found else 0
 
 
 @inlined
-def _copy(text: Text, begin: int, end: int, out: Text, filled: int) -> int:
+def _copy(begin: int, end: int, out: Text, filled: int) -> int:
     for n in range(end - begin):
-        out[filled + n] = text[begin + n]
+        out[filled + n] = byte(begin + n)
     return filled + end - begin
 
 
 @compiled
-def walk(text: Text, room: Room, filled: Longs) -> bool:
+def walk(at: int, stop: int, room: Room, filled: Longs) -> bool:
     """Take the lists out of one text.
 
     Parameters
     ----------
-    text : (n,) uint8
+    at, stop : int
+        Addresses of its first byte and of the byte after its last.
     room : Room
     filled : (6,) int64
         How much of `room` is filled: rest, spans, longs, ids, tokens, entries. Grows, if the text
@@ -241,52 +243,52 @@ def walk(text: Text, room: Room, filled: Longs) -> bool:
     """
     rest, spans, longs, ids = filled[0], filled[1], filled[2], filled[3]
     tokens, entries = filled[4], filled[5]
-    begin = at = _I(0)
+    begin = at
     inside = _I(BAD)  # where the first key of an object of log-probs is
-    while at < len(text):
-        if text[at] != _QUOTE:
+    while at < stop:
+        if byte(at) != _QUOTE:
             at += 1
             continue
         opening = at
-        end = _string_end(text, at + 1)
+        end = _string_end(at + 1, stop)
         if end == BAD:
             return False
         at = end + 1
-        size = _kind(text, opening + 1, end)
+        size = _kind(opening + 1, end)
         if size == 0:
             continue
-        value = skip_space(text, at)
-        if value >= len(text) or text[value] != _COLON:
+        value = skip_space(at, stop)
+        if value >= stop or byte(value) != _COLON:
             continue
-        value = skip_space(text, value + 1)
-        if value + 1 >= len(text):
+        value = skip_space(value + 1, stop)
+        if value + 1 >= stop:
             continue
         if size == 8:
-            inside = skip_space(text, value + 1) if text[value] == _BEGIN else _I(BAD)
+            inside = skip_space(value + 1, stop) if byte(value) == _BEGIN else _I(BAD)
             continue
-        if text[value] != _OPEN:
+        if byte(value) != _OPEN:
             continue
-        inner = skip_space(text, value + 1)
-        is_nested = inner < len(text) and text[inner] == _OPEN
+        inner = skip_space(value + 1, stop)
+        is_nested = inner < stop and byte(inner) == _OPEN
         after = _I(BAD)
         kind = FLAT
         if size == 13 or (size == 9 and is_nested):
             kind = ROWS
-            after, new, row = rows(text, value + 1, room.ids, ids, room.longs, longs)
+            after, new, row = rows(value + 1, stop, room.ids, ids, room.longs, longs)
             if after != BAD:
                 ids, longs = new, row
-        elif size != 7 or load(text, opening + 1) == _OFFSETS:
-            after, new = integers(text, value + 1, room.longs, longs)
+        elif size != 7 or load(opening + 1) == _OFFSETS:
+            after, new = integers(value + 1, stop, room.longs, longs)
             if after != BAD:
                 longs = new
         elif opening == inside:
             kind = CONTENT
-            after, token, entry = _content(text, inner, room, tokens, entries)
+            after, token, entry = _content(inner, stop, room, tokens, entries)
             if after != BAD:
                 tokens, entries = token, entry
         if after == BAD:
             continue
-        rest = _copy(text, begin, value, room.rest, rest)
+        rest = _copy(begin, value, room.rest, rest)
         room.rest[rest] = room.rest[rest + MARK_SIZE - 1] = _QUOTE
         room.rest[rest + 1] = MARK
         number = spans
@@ -299,7 +301,7 @@ def walk(text: Text, room: Room, filled: Longs) -> bool:
         room.spans[spans, 2] = entries if kind == CONTENT else longs
         spans += 1
         begin = at = after
-    rest = _copy(text, begin, len(text), room.rest, rest)
+    rest = _copy(begin, stop, room.rest, rest)
     filled[0], filled[1], filled[2], filled[3] = rest, spans, longs, ids
     filled[4], filled[5] = tokens, entries
     return True
