@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 
 import ragged_format as rf
 from ragged_format.adapters import miles, prime_rl, skyrl, slime, transfer_queue, verifiers
 from ragged_format.adapters.report import ConversionReport
-from ragged_format.errors import MissingDependencyError
+from ragged_format.errors import ConversionError, MissingDependencyError
+from ragged_format.packing import pack_row
 from ragged_format.testing import assert_ragged_equal, rollouts, sample_batches
 
 COLUMNS = ["rollout_log_probs", "candidate_counts", "candidate_ids"]
@@ -163,3 +165,122 @@ def test_batches_for_trainers_are_arrays():
     out = skyrl.to_training_batch(batch, top_k=600)
     support = out.pop("rollout_sample_support")
     assert {type(value) for value in (*out.values(), *support.values())} == {np.ndarray}
+
+
+def one_target(**columns):
+    row = {"sample_id": "a", "input_ids": [5, 6], "completion_mask": [0, 1]} | columns
+    schema = rf.sample_schema(vocab_size=VOCAB, columns=list(columns))
+    return pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+EXPORTS = {
+    "prime_rl": lambda batch: prime_rl.to_training_samples(batch, temperature=1.0),
+    "miles": miles.from_samples,
+    "slime": slime.from_samples,
+    "skyrl": lambda batch: skyrl.to_training_batch(batch, top_k=4),
+    "transfer_queue": transfer_queue.from_samples,
+    "verifiers": verifiers.from_samples,
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_packed_rows_are_not_samples(name):
+    batch = one_target(rollout_log_probs=[-0.5])
+    if name == "prime_rl":
+        prime_rl.to_micro_batch(pack_row(batch), temperature=1.0)
+    with pytest.raises(ConversionError, match="unpack the rows"):
+        EXPORTS[name](pack_row(batch))
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_columns_without_a_place_are_named(name):
+    batch = one_target(rollout_log_probs=[-0.5], policy_versions=[3])
+    with pytest.raises(ConversionError, match=r"got: +policy_versions"):
+        EXPORTS[name](batch)
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_flagged_targets_are_refused(name):
+    """PrimeIntellect-ai/prime-rl#2979: a set that is missing is not written as none."""
+    batch = one_target(
+        rollout_log_probs=[-0.5], target_flags=[1], candidate_counts=[0], candidate_ids=[]
+    )
+    with pytest.raises(ConversionError, match=r"got: +support_missing"):
+        EXPORTS[name](batch)
+
+
+def test_values_that_a_form_needs_from_all_samples():
+    rows = [
+        {"sample_id": s, "input_ids": [5, 6], "completion_mask": [0, 1],
+         "rollout_log_probs": [-0.5], "advantage": a, "reward": a}
+        for s, a in (("a", 1.0), ("b", None))
+    ]  # fmt: skip
+    names = ["rollout_log_probs", "advantage", "reward"]
+    batch = pa.RecordBatch.from_pylist(
+        rows, schema=rf.sample_schema(vocab_size=VOCAB, columns=names)
+    )
+    with pytest.raises(ConversionError, match="with and without advantage"):
+        prime_rl.to_micro_batch(batch, temperature=1.0)
+    with pytest.raises(ConversionError, match="some samples have a reward"):
+        skyrl.to_training_batch(batch, top_k=4)
+    advantages = [s.advantages for s in prime_rl.to_training_samples(batch, temperature=1.0)]
+    assert advantages == [[0.0, 1.0], None]
+
+
+def test_a_response_that_misses_a_scored_token_is_an_error():
+    own = rf.Column("response_length", "record", pa.int64(), nullable=True)
+    row = {"sample_id": "a", "input_ids": [5, 6], "completion_mask": [0, 1], "response_length": 0}
+    batch = pa.RecordBatch.from_pylist(
+        [row], schema=rf.sample_schema(vocab_size=VOCAB, columns=[own])
+    )
+    with pytest.raises(ConversionError, match="the response holds every scored token"):
+        slime.from_samples(batch)
+
+
+def test_a_field_of_some_samples_is_an_error():
+    items = [
+        prime_rl.TrainingSample([5, 6], [False, True], [0.0, -1.0], [1.0] * 2, "e", **extra)
+        for extra in ({}, {"ref_logprobs": [0.0, -2.0]})
+    ]
+    with pytest.raises(ConversionError, match="for all samples of a call or for none"):
+        prime_rl.to_samples(items, vocab_size=VOCAB)
+    batch = prime_rl.to_samples(items, vocab_size=VOCAB, columns=["rollout_log_probs"])
+    assert batch.num_rows == 2
+
+
+@pytest.mark.parametrize("module", [miles, slime, skyrl, prime_rl], ids=lambda m: m.__name__)
+def test_other_payloads_are_errors(module):
+    with pytest.raises(ConversionError, match="RF-A002"):
+        module.to_samples([7], vocab_size=VOCAB)
+
+
+def test_values_by_token_where_a_record_column_was_asked_for():
+    item = prime_rl.TrainingSample(
+        [5, 6, 7], [False, True, True], [0.0, -1.0, -1.0], [1.0] * 3, "e",
+        advantages=[0.0, 1.0, 2.0],
+    )  # fmt: skip
+    with pytest.raises(ConversionError, match="ask for the column 'advantages'"):
+        prime_rl.to_samples([item], vocab_size=VOCAB, columns=["advantage"])
+    batch = prime_rl.to_samples([item], vocab_size=VOCAB, columns=["advantages"])
+    assert batch.column("advantages").to_pylist() == [[1.0, 2.0]]
+
+
+def test_dumps_of_other_things_are_errors(tmp_path):
+    place = tmp_path / "x.pt"
+    for content in (b"", b"nothing", None):
+        if content is None:
+            torch.save({"samples": 3}, place)
+        else:
+            place.write_bytes(content)
+        with pytest.raises(ConversionError, match="RF-A002"):
+            list(slime.payloads(str(place)))
+
+
+def test_rows_written_to_many_ranks_and_none(tmp_path):
+    assert prime_rl.write([], str(tmp_path / "none"), world_size=2)["rows"] == 0
+    assert (tmp_path / "none" / "rank_1.bin").read_bytes() == b"\x90"
+    rows = [pack_row(one_target(rollout_log_probs=[-0.5]))] * 40
+    prime_rl.write(rows, str(tmp_path / "many"), temperature=1.0)
+    assert len(prime_rl.decode((tmp_path / "many" / "rank_0.bin").read_bytes())) == 40
+    with pytest.raises(ConversionError, match="at least one rank"):
+        prime_rl.write([], str(tmp_path / "x"), world_size=0)
