@@ -76,6 +76,11 @@ class Measured(NamedTuple):
     layout: Layout
 
 
+# Bytes up to which joining pieces first, a further copy in the cache, costs less than an array for
+# each piece.
+_SMALL_PIECE = 2048
+
+
 def whole(views: list[View]) -> Runs:
     """Return the runs that join views end to end."""
     return Runs(views, [0] * len(views), [view.num_rows for view in views])
@@ -156,10 +161,11 @@ def _of_many(plan: Plan, measured: Measured) -> list[Bytes]:
     single = spans[0].sizes.count(1) == len(views)
     sliced: dict[tuple[int, int], list[slice]] = {}
     by_part = zip(*[view.arrays for view in views], strict=True)
+    as_buffers = list(zip(*[view.buffers for view in views], strict=True))
     pieces: list[Bytes] = []
     at = 0
-    for (space, unit, over), start, length, sources in zip(
-        plan.moves, starts, lengths, by_part, strict=False
+    for (space, unit, over), start, length, sources, buffers in zip(
+        plan.moves, starts, lengths, by_part, as_buffers, strict=False
     ):
         if at < start:
             pieces.append(_GAPS[start - at])
@@ -168,7 +174,11 @@ def _of_many(plan: Plan, measured: Measured) -> list[Bytes]:
             slices = sliced.get((space, unit))
             if slices is None:
                 slices = sliced[space, unit] = spans[space].slices(unit)
-            pieces.extend(map(getitem, sources, slices))
+            if length * unit < _SMALL_PIECE * len(views):
+                small = b"".join(map(getitem, buffers, slices))
+                pieces.append(np.frombuffer(small, np.uint8))
+            else:
+                pieces.extend(map(getitem, sources, slices))
         elif single and over == 0:
             offsets = np.array(list(accumulate(spans[space].sizes, initial=0)), np.int64)
             pieces.append(offsets.view(np.uint8))
