@@ -229,8 +229,11 @@ class Conversion:
 
         found = registry.recognize(record)
         if found and self.name is not None and self.name not in found:
-            expected = f"{self.name}, as all of the input"
-            raise registry.unrecognized(record, where, expected=expected) from err
+            other = registry.unrecognized(
+                record, where, expected=f"{self.name}, as all of the input"
+            )
+            other.remedy = f"{other.remedy} (read as {self.name}: {err.what})"
+            raise other from err
 
     def _check_takes_schema(self, window: list[Line]) -> None:
         if not self._takes_schema:
