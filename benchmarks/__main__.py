@@ -15,7 +15,17 @@ from benchmarks.environment import (
     settle_allocator,
 )
 
-BENCHMARKS = ("pack", "row_bytes", "serialize", "arena", "convert", "head", "hand_over")
+BENCHMARKS = (
+    "pack",
+    "row_bytes",
+    "serialize",
+    "arena",
+    "loader",
+    "convert",
+    "head",
+    "hand_over",
+    "device",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

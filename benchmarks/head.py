@@ -84,7 +84,7 @@ def heavy_tail(
 def ours(
     case: Case,
     chunk_elements: int = CHUNK_ELEMENTS,
-    kernel: Literal["auto", "gather"] = "auto",
+    kernel: Literal["auto", "gather", "triton"] = "auto",
 ) -> Tensor:
     """Return the log-probs by this package's head."""
     return support_log_probs(
