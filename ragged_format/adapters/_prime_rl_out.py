@@ -52,6 +52,11 @@ class Fields:
             values = source.values(name)
             if values is not None:
                 self.by_token[name] = values
+        self.experts = source.values("routed_experts")
+        self.sets = source.sets()
+        if self.sets is not None:
+            self.counts = source.spread(self.sets[0], 0, "<i4")
+            self.bounds = source.candidate_bounds(self.sets[0])
         # Of each record whether it has advantages.
         self.advantages = np.ones(source.num_records, bool)
         if "advantages" not in self.by_token:
@@ -89,24 +94,21 @@ class Fields:
     def _mask(self, first: int, stop: int, padding: int) -> SamplingMask | None:
         from ragged_format.adapters._prime_rl_structs import SamplingMask
 
-        found = self.source.sets()
-        if found is None:
+        if self.sets is None:
             return None
-        counts, ids, log_probs = found
+        _, ids, log_probs = self.sets
         begin, end = self.source.offsets[first], self.source.offsets[stop]
-        bounds = self.source.candidate_bounds(counts)
-        part = slice(bounds[first], bounds[stop])
+        part = slice(self.bounds[first], self.bounds[stop])
         if part.start == part.stop:
             return None
-        spread = self.source.spread(counts, 0, "<i4")[begin:end]
         return SamplingMask(
             ids[part].astype("<i4", copy=False).tobytes(),
-            spread.tobytes() + bytes(4 * padding),
+            self.counts[begin:end].tobytes() + bytes(4 * padding),
             None if log_probs is None else log_probs[part].astype("<f4", copy=False).tobytes(),
         )
 
     def _experts(self, begin: int, end: int, padding: int) -> RoutedExperts | None:
-        values = self.source.values("routed_experts")
+        values = self.experts
         if values is None:
             return None
         from ragged_format.adapters._prime_rl_structs import RoutedExperts

@@ -413,7 +413,7 @@ def _dense_heads(source: Outgoing, top_k: int | None) -> dict[str, npt.NDArray[A
         )  # fmt: skip
     out_ids = np.full((len(source.tokens), width), -1, np.int32)
     out_values = np.full((len(source.tokens), width), -np.inf, np.float32)
-    used = np.arange(width) < counts[:, None]
-    at = np.repeat(source.positions, counts), np.nonzero(used)[1]
+    slots = ranges(np.zeros(len(counts), np.int64), counts.astype(np.int64))
+    at = np.repeat(source.positions, counts), slots
     out_ids[at], out_values[at] = ids, values
     return dict(zip(_TOPK, (out_ids, out_values), strict=True))

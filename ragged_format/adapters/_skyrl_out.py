@@ -49,7 +49,7 @@ def training_batch(
         "response_mask": right.aligned(np.ones(len(source.tokens)), 0, np.int64),
         "loss_masks": right.aligned(source.scored, 0, np.float32),
     }
-    rewards = _rewards(source, ends, responses)
+    rewards = _rewards(source, ends, responses, counts)
     if rewards is not None:
         out["rewards"] = right.aligned(rewards, 0, np.float32)
     log_probs = source.values("rollout_log_probs")
@@ -57,10 +57,11 @@ def training_batch(
         out["rollout_logprobs"] = right.aligned(source.spread(log_probs), 0, np.float32)
     sets = source.sets()
     if sets is not None:
-        table = _dense(source, sets, top_k, counts, lossy=lossy)
-        out[SUPPORT] = {
-            "values": table[right.index], "cu_seqlens": offsets_of(responses).astype(np.int32)
-        }  # fmt: skip
+        # Every target is a token of a response.
+        rows = np.searchsorted(right.index, source.positions)
+        table = np.full((len(right.index), top_k), -1, np.int32)
+        _fill(table, rows, source, sets, counts, lossy=lossy)
+        out[SUPPORT] = {"values": table, "cu_seqlens": offsets_of(responses).astype(np.int32)}
     counts.add_to(report)
     return out
 
@@ -81,7 +82,9 @@ class _Table:
         return out
 
 
-def _rewards(source: Outgoing, ends: Int64, responses: Int64) -> npt.NDArray[Any] | None:
+def _rewards(
+    source: Outgoing, ends: Int64, responses: Int64, report: ConversionReport
+) -> npt.NDArray[Any] | None:
     values = source.values("token_rewards")
     if values is not None:
         return values
@@ -96,19 +99,23 @@ def _rewards(source: Outgoing, ends: Int64, responses: Int64) -> npt.NDArray[Any
         return None
     out = np.zeros(len(source.tokens), np.float32)
     some = responses > 0
-    out[ends[some] - 1] = np.array(scalars, np.float32)[some]
+    exact = np.array(scalars, np.float64)[some]
+    out[ends[some] - 1] = exact
+    report.converted["rewards_rounded"] += int(np.count_nonzero(out[ends[some] - 1] != exact))
     return out
 
 
-def _dense(
+def _fill(
+    table: npt.NDArray[np.int32],
+    rows: Int64,
     source: Outgoing,
     sets: tuple[Int64, npt.NDArray[np.int32], npt.NDArray[np.float32] | None],
-    top_k: int,
     report: ConversionReport,
     *,
     lossy: bool,
-) -> npt.NDArray[np.int32]:
-    """Return the support of all tokens, (t, top_k) int32."""
+) -> None:
+    """Put the set of each target into its row of the support."""
+    top_k = table.shape[1]
     counts, ids, log_probs = sets
     report.candidates.taken += len(ids)
     wide = counts > top_k
@@ -126,10 +133,8 @@ def _dense(
         report.candidates.drop("beyond_top_k", int(np.count_nonzero(~keep)))
         counts, ids = segment_sums(keep, offsets_of(counts)), ids[keep]
     report.candidates.stored += len(ids)
-    out = np.full((len(source.tokens), top_k), -1, np.int32)
-    slots = np.nonzero(np.arange(top_k) < counts[:, None])[1]
-    out[np.repeat(source.positions, counts), slots] = ids
-    return out
+    slots = ranges(np.zeros(len(counts), np.int64), counts)
+    table[np.repeat(rows, counts), slots] = ids
 
 
 def _likeliest(

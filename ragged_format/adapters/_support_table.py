@@ -73,7 +73,8 @@ def rows_of(table: npt.NDArray[Any], where: Where) -> Rows:
             f"{table.shape} {table.dtype}",
         )  # fmt: skip
     used = table >= 0
-    wrong = ((table < -1) | (used & np.logical_or.accumulate(~used, axis=1))).any(axis=1)
+    counts = np.count_nonzero(used, axis=1).astype(np.int64)
+    wrong = ((table < -1) | (used != (np.arange(table.shape[1]) < counts[:, None]))).any(axis=1)
     if wrong.any():
         row = int(np.argmax(wrong))
         malformed(
@@ -81,7 +82,6 @@ def rows_of(table: npt.NDArray[Any], where: Where) -> Rows:
             Where(where.file, row=where.row, column=where.column, position=row),
             "ids >= 0, then -1", table[row].tolist(),
         )  # fmt: skip
-    counts = np.count_nonzero(used, axis=1).astype(np.int64)
     return Rows(table[used].astype(np.int64), counts, counts == 0)
 
 

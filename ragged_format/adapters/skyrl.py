@@ -345,7 +345,7 @@ def to_training_batch(
     pad_token_id : int
         Id on the left of shorter sequences.
     report : ConversionReport or mutable mapping, optional
-        Receives the counts: ``candidates``, and ``converted["sets_cut"]``.
+        Receives the counts: ``candidates``, ``sets_cut``, and ``rewards_rounded`` to float32.
 
     Returns
     -------
