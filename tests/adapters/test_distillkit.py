@@ -111,7 +111,7 @@ def test_hand_computed_bytes():
 
 
 def test_row_t_becomes_the_head_of_token_t_plus_one():
-    """vllm-project/vllm#5846: three tokens, two rows."""
+    """vllm-project/vllm#5846, modelscope/ms-swift#8196: three tokens, two rows, there and back."""
     batch = rows([[1, 2], [3, 4]], [[-0.5, -1.5], [-0.25, -2.5]], [7, 1, 3], 2, 4)
     config = {"d": 11, "k": 2, "exact_k": 2, "delta_encoding": False}
     got = distillkit.to_samples([{"rows": batch, "config": config}])

@@ -160,7 +160,11 @@ def test_unsorted_sets_are_sorted_and_repeats_refused():
 
 
 def test_null_and_nan_log_probs_are_missing():
-    """huggingface/trl#6693, #5001, #3867: a null or NaN log-prob spoiled the loss."""
+    """huggingface/trl#6693, #5001, #3867: a null or NaN log-prob spoiled the loss.
+
+    Placeholders hide them: 1.0 (allenai/open-instruct#1817), a silent 0.0 (vime#70). Here the
+    target is flagged.
+    """
     report = ConversionReport()
     batch = convert(sample(old_log_probs=[0.0, 0.0, None, math.nan]), report=report)
     assert batch.column("rollout_log_probs").to_pylist() == [[0.0, 0.0]]
@@ -247,7 +251,15 @@ def test_columns_and_schema_choose():
     assert again.equals(full)
 
 
+def test_fields_that_are_not_read_are_reported():
+    """NousResearch/atropos#456: fields were collected, and the loader left them out silently."""
+    report = ConversionReport()
+    convert(sample(images=["x"], nothing=None), report=report)
+    assert report.unread == {"images": 1}
+
+
 def test_what_trl_cannot_hold_is_refused():
+    """huggingface/trl#2215: a further column was dropped on the way to the loss."""
     schema = rf.sample_schema(
         vocab_size=10, columns=["advantage", "policy_version", "group_id", "loss_weights"]
     )

@@ -127,3 +127,14 @@ def test_longer_heads_are_refused_or_cut_with_a_count():
     cut = verl.to_nested(samples, k=2, lossy=True, counts=counts)
     assert cut["teacher_ids"].shape[2] == 2
     assert counts["head_entries_cut"] > 0
+
+
+def test_filled_slots_leave_the_gradient_finite():
+    """huggingface/trl#5594: -inf in unused slots gave a finite loss and a NaN gradient."""
+    samples = verl.to_samples([batch_of([4, 6], k=2)], vocab_size=10)
+    out = verl.to_nested(samples, k=5)
+    teacher = out["teacher_logprobs"].values()
+    assert torch.isfinite(teacher).all()
+    student = torch.zeros_like(teacher, requires_grad=True)
+    (teacher.exp() * (teacher - student)).sum().backward()
+    assert torch.isfinite(student.grad).all()
