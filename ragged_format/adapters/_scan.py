@@ -49,7 +49,7 @@ def _stamp() -> int:
 def _compile(stamp: int) -> Callable[[Text, Room, Longs], bool]:
     @kept
     def scan(text: Text, room: Room, filled: Longs) -> bool:
-        at = np.int64(text.ctypes.data)
+        at = int(np.int64(text.ctypes.data))
         return stamp >= 0 and walk(at, at + len(text), room, filled)
 
     return scan
