@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,7 +81,9 @@ def _head(device: torch.device, settings: Settings) -> list[Figure]:
     without = Case(leaves[0], leaves[1], others[0], others[1], ids[:0], torch.zeros_like(counts))
     full = _timed(device, partial(step, ours, without))
     figures = []
-    kernels = ("auto", "triton") if device.type == "cuda" else ("auto",)
+    kernels: list[Literal["auto", "triton"]] = ["auto"]
+    if device.type == "cuda":
+        kernels.append("triton")
     for kernel in kernels:
         head: Callable[[Case], Tensor] = partial(ours, kernel=kernel)
         own = _timed(device, partial(step, head, with_sets))
