@@ -201,8 +201,10 @@ class Draft:
         return chosen
 
     def _batch(self, schema: RaggedSchema) -> pa.RecordBatch:
-        self.values["completion_mask"] = self.scored.astype(np.uint8)
-        self.values["target_flags"] = self.targets.flags
+        given = {
+            **self.values, "completion_mask": self.scored.astype(np.uint8),
+            "target_flags": self.targets.flags,
+        }  # fmt: skip
         offsets = {"token": offsets_of(self.lengths), "target": self.targets.offsets}
         arrays = []
         for column in schema:
@@ -211,7 +213,7 @@ class Draft:
                 arrays.append(_record_array(column, values))
                 continue
             bounds = offsets[column.axis]
-            flat = self.values.get(column.name)
+            flat = given.get(column.name)
             if flat is None:
                 flat = _absent(column, int(bounds[-1]))
             dtype = column.type.to_pandas_dtype()
@@ -290,7 +292,7 @@ def _absent(column: Column, size: int) -> npt.NDArray[Any]:
 def _record_array(column: Column, values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, column.type)
-    except (pa.ArrowException, TypeError, OverflowError) as err:
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as err:
         raise ConversionError(
             "a value is not of its column's type", code="RF-A002",
             where=Where(column=column.name), expected=column.type, got=str(err),
