@@ -238,7 +238,7 @@ def test_missing_input(invoke_json, tmp_path):
 def test_output_where_a_file_is(invoke_json, tmp_path):
     source = write(tmp_path / "a.jsonl", [record(0)])
     found = invoke_json(*VLLM, source, source, exit_code=1)
-    assert (found["error"], found["code"]) == ("FileExistsError", "FileExistsError")
+    assert (found["error"], found["code"]) == ("DatasetExistsError", "RF-C009")
     assert found["where"]["file"] == str(source)
 
 
