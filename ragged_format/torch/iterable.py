@@ -116,7 +116,8 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
 
     def __len__(self) -> int:
         """Return the batches of one whole epoch on this rank; see :class:`RaggedLoader`."""
-        return self._open().count(Point(int(self._shared[0])))
+        begun = int(self._shared[4:].max())
+        return self._open().count(Point(int(self._shared[0]) + begun))
 
     def __iter__(self) -> Iterator[RaggedBatch]:
         check_fork()

@@ -132,7 +132,9 @@ class RaggedLoader:
             source, batch_size, None if columns is None else tuple(columns), token_budget, shuffle,
             block_size, window, seed, rank, world_size, replicas, tail, verify,
         )  # fmt: skip
+        self._reading = reading
         self._producer = reading.open()
+        self._counted: tuple[int, int] | None = None
         self._transfer = Transfer(torch.empty(0, device=device).device)
         self._prefetch = prefetch
         # Those made ahead, the one that the consumer has and the one that it takes.
@@ -164,7 +166,14 @@ class RaggedLoader:
         With a token budget that of the next epoch: it reads the length of every record, and epochs
         differ.
         """
-        return self._producer.count(Point(self._next_epoch))
+        epoch = self._next_epoch
+        if self._counted is None or self._counted[0] != epoch:
+            # Records of its own: list() asks for the length while the thread is reading.
+            producer = (
+                self._producer if self._reading.token_budget is None else self._reading.open()
+            )
+            self._counted = epoch, producer.count(Point(epoch))
+        return self._counted[1]
 
     def __iter__(self) -> Iterator[RaggedBatch]:
         """Begin the next epoch, or the one that was set or resumed; ends an iteration before."""
