@@ -8,7 +8,7 @@ import torch
 
 import ragged_format as rf
 from ragged_format.torch import support_log_probs
-from ragged_format.torch.losses import clipped_policy_loss
+from ragged_format.torch.losses import clipped_policy_loss, forward_kl, reverse_kl
 
 DATA = Path(__file__).parent.parent / "data"
 SETTINGS = {
@@ -121,3 +121,35 @@ def test_clipped_loss_is_the_loss_of_trl(old):
             loss.sum() / (total / 2), torch.from_numpy(stored[f"{name}.{old}.loss"]), rtol=1e-5,
             atol=1e-7,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "tail"),
+    [
+        ("beta0.0_tail1_t1.0", forward_kl, "bucket"),
+        ("beta0.0_tail1_t1.5", forward_kl, "bucket"),
+        ("beta0.0_tail0_t1.0", forward_kl, "renormalize"),
+        ("beta1.0_tail1_t1.0", reverse_kl, "bucket"),
+        ("beta1.0_tail1_t1.5", reverse_kl, "bucket"),
+    ],
+)
+def test_kl_is_the_distillation_loss_of_trl(name, loss, tail):
+    stored = np.load(DATA / "head" / "distill_loss.npz")
+    case = {key: torch.from_numpy(np.array(stored[key])) for key in stored.files}
+    temperature = name.rsplit("_", 1)[1]
+    counts, ids, teacher = (case[k] for k in ("head_counts", "head_ids", "teacher_log_probs"))
+    owner = torch.repeat_interleave(counts)
+    if loss is reverse_kl:  # there, its support is the realised token
+        own = ids == case["labels"][owner]
+        ids, teacher, owner = ids[own], teacher[own], owner[own]
+        counts = torch.bincount(owner, minlength=len(counts))
+    scale = float(temperature[1:])
+    rows = case["weight"][ids].double()
+    student = (case["hidden"][owner].double() * rows).sum(1) / scale
+    student = (student - case[f"{temperature}.log_sum"][owner]).requires_grad_()
+    value = loss(student, teacher.double(), counts, tail=tail).sum() / case["tokens_per_rank"]
+    assert value.item() == pytest.approx(stored[f"{name}.loss"].item(), rel=1e-5)
+    (grad,) = torch.autograd.grad(value, student)
+    terms = grad[:, None] * (rows - case[f"{temperature}.mean_weight"][owner]) / scale
+    hidden = torch.zeros(len(counts), 4, dtype=torch.float64).index_add(0, owner, terms)
+    torch.testing.assert_close(hidden.float(), case[f"{name}.grad_hidden"], rtol=1e-4, atol=1e-6)
