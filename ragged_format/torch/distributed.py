@@ -88,7 +88,8 @@ class Pending:
         Raises
         ------
         HandOverError
-            The source failed to produce a row (``RF-T002``), or speaks another protocol.
+            The source failed to produce a row, or speaks another protocol; or a process is gone
+            (``RF-T002``).
         """
         if self._finish is not None:
             finish, self._finish = self._finish, None
@@ -297,7 +298,7 @@ def _targets(batch: RaggedBatch) -> int | None:
 def _after(works: list[dist.Work], batch: RaggedBatch | None) -> Callable[[], RaggedBatch | None]:
     def finish() -> RaggedBatch | None:
         for work in works:
-            work.wait()
+            _finish(work)
         return batch
 
     return finish
@@ -357,7 +358,7 @@ class _World(NamedTuple):
     def receive(self, check: Callable[[Header, str], None]) -> Pending:
         """Wait for the header, and start to receive what it announces."""
         numbers = torch.empty(_FIELDS, dtype=torch.int64)
-        _irecv(numbers, self.src, self.group).wait()
+        _finish(_irecv(numbers, self.src, self.group))
         header = Header(*numbers.tolist()[: len(Header._fields)])
         received = _FIELDS * 8 + header.nbytes
         if header.protocol != PROTOCOL:
@@ -368,12 +369,22 @@ class _World(NamedTuple):
         work = _irecv(buffer, self.src, self.group)
 
         def finish() -> RaggedBatch | None:
-            work.wait()
+            _finish(work)
             if header.kind == _FAILED:
                 check(header, buffer.numpy().tobytes().decode())
             return _open(buffer, header)
 
         return Pending(finish, 0, received)
+
+
+def _finish(work: dist.Work) -> None:
+    try:
+        work.wait()
+    except RuntimeError as err:
+        raise HandOverError(
+            "another process of the hand-over is gone", expected="all processes of the group",
+            got=str(err).strip().splitlines()[0],
+        ) from err  # fmt: skip
 
 
 def _isend(tensor: Tensor, rank: int, group: dist.ProcessGroup | None) -> dist.Work:

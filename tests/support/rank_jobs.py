@@ -1,5 +1,8 @@
 """What the ranks of distributed tests do; importable, so that it reaches spawned processes."""
 
+import os
+import signal
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -169,6 +172,22 @@ def failing(rank, world_size):
     # The group still works.
     out.append(scatter_rows(packed_rows(world_size) if rank == 0 else None).wait().num_rows)
     return out
+
+
+def source_dies(rank, world_size):
+    """What a rank raises whose source is killed between two rows."""
+    from ragged_format.errors import HandOverError
+    from ragged_format.torch.distributed import scatter_rows
+
+    rows = packed_rows(world_size) if rank == 0 else None
+    assert scatter_rows(rows).wait().num_rows == 1
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        scatter_rows().wait()
+    except HandOverError as err:
+        return str(err)
+    return "nothing"
 
 
 def overlap(rank, world_size):

@@ -6,10 +6,10 @@ import tempfile
 import traceback
 from pathlib import Path
 
-TIMEOUT_S = 60
+TIMEOUT_S = 100
 
 
-def _run(job, rank, world_size, store, connection, args):
+def _run(job, rank, world_size, store, connection, args, together):
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # What launchers set, for libraries that look.
@@ -27,18 +27,20 @@ def _run(job, rank, world_size, store, connection, args):
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
         )
         result = job(rank, world_size, *args)
-        dist.barrier()
-        dist.destroy_process_group()
+        if together:
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException:  # noqa: BLE001
         connection.send((False, traceback.format_exc()))
         return
     connection.send((True, result))
 
 
-def run_ranks(world_size, job, *args):
+def run_ranks(world_size, job, *args, together=True):
     """Return ``[job(rank, world_size, *args) for each rank]``; `job` lies in an importable module.
 
-    A rank that fails or hangs fails the test; no process is left.
+    A rank that fails or hangs fails the test; no process is left. Unless they end `together`, a
+    rank may exit at any time, and its result is None.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +49,9 @@ def run_ranks(world_size, job, *args):
         for rank in range(world_size):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run, args=(job, rank, world_size, store, there, args), daemon=True
+                target=_run,
+                args=(job, rank, world_size, store, there, args, together),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -58,7 +62,10 @@ def run_ranks(world_size, job, *args):
                 if not here.poll(TIMEOUT_S if not failures else 1):
                     failures.append(f"rank {rank} hangs")
                     continue
-                done, result = here.recv()
+                try:
+                    done, result = here.recv()
+                except EOFError:
+                    done, result = not together, None
                 results.append(result)
                 if not done:
                     failures.append(f"rank {rank}: {result}")

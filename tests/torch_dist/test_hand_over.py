@@ -76,3 +76,9 @@ def test_a_failure_of_the_source_is_one_everywhere(pair):
 
 def test_the_source_does_not_wait_for_the_others(pair):
     assert pair["overlap"] == (1, 1)
+
+
+def test_a_killed_source_is_an_error_not_a_hang():
+    _, other = run_ranks(2, rank_jobs.source_dies, together=False)
+    assert "RF-T002" in other
+    assert "is gone" in other
