@@ -367,8 +367,6 @@ def _recognizes(payload: Any) -> bool:
 ADAPTER = Adapter(
     name="axolotl",
     title="Axolotl knowledge distillation rows, versions 1 and 2",
-    reads=Reader(
-        to_samples=to_samples, payloads=payloads, suffixes=(".jsonl",), recognizes=_recognizes
-    ),
+    reads=Reader(to_samples=to_samples, recognizes=_recognizes),
     writes=Writer(write=write, profile="sample", makes="JSON lines"),
 )  # fmt: skip

@@ -159,7 +159,8 @@ class Conversion:
         from ragged_format.adapters.report import ConversionReport
 
         self.report = ConversionReport()
-        self._takes_schema = "schema" in option_names(self.reader.to_samples)
+        takes = option_names(self.reader.to_samples)
+        self._takes_schema, self._takes_prefix = "schema" in takes, "id_prefix" in takes
 
     def batches(self, advance: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
         """Yield a batch for each window; all have :attr:`schema`, which the first one may set.
@@ -210,6 +211,10 @@ class Conversion:
         if schema is not None:
             self._check_takes_schema(window)
             options["schema"] = schema
+        if self._takes_prefix and "id_prefix" not in options:
+            # Payloads without an identity are numbered within a call.
+            first = window[0].where
+            options["id_prefix"] = f"{Path(first.file or '').stem}/{first.row}"
         records = [parse_record(line) for line in window]
         try:
             return self.reader.to_samples(records, report=report, **options)
