@@ -18,6 +18,7 @@ from ragged_format.adapters._trajectory import (
     ids_of,
     mask_of,
     per_target,
+    rounded,
     sampled_only,
     settle,
 )
@@ -162,7 +163,7 @@ class _Fields:
         log_probs, null = self.log_probs[part], self.null[part]
         values = per_target(np.where(null, 0.0, log_probs), scored, "logprobs", unread)
         values[null[scored]] = np.nan
-        out.log_probs = sampled_only(values, null[scored])
+        out.log_probs = sampled_only(rounded(values, report), null[scored])
         out.record_values = {"env_name": env_name}
         targets, tokens = {}, {}
         for field, ours in (
@@ -170,7 +171,9 @@ class _Fields:
             ("rl_weights", "loss_weights"),
         ):  # fmt: skip
             if field in self.by_token:
-                targets[ours] = per_target(self.by_token[field][part], scored, field, unread)
+                kept = per_target(self.by_token[field][part], scored, field, unread)
+                exact = ours == "advantages"  # stored as float64
+                targets[ours] = kept if exact else rounded(kept, report, f"{field}_rounded")
         for field in ("temperatures", *WEIGHTS):
             if field in self.by_token:
                 tokens[field] = self.by_token[field][part]

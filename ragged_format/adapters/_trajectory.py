@@ -281,12 +281,12 @@ def per_target(
     return values[scored]
 
 
-def rounded(values: Floats, report: ConversionReport) -> Floats:
-    """Return log-probs as the nearest float32, those that change counted; sentinels stay."""
+def rounded(values: Floats, report: ConversionReport, count: str = "log_probs_rounded") -> Floats:
+    """Return values as the nearest float32, those that change counted; sentinels stay."""
     with np.errstate(over="ignore"):
         out = values.astype(np.float32).astype(np.float64)
     changed = (out != values) & (values > FLOOR)
-    report.converted["log_probs_rounded"] += int(np.count_nonzero(changed))
+    report.converted[count] += int(np.count_nonzero(changed))
     return np.where(values > FLOOR, out, values)
 
 
