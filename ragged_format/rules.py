@@ -26,6 +26,7 @@ __all__ = [
     "FULL_RULES",
     "LOG_PROB_TOLERANCE",
     "TargetFlag",
+    "first_with_repeat",
 ]
 
 # Rounding of float32 log-softmax over a large vocabulary stays well below this.
@@ -209,7 +210,7 @@ def head_ids_unique(view: View) -> None:
         if counts.head_kind == "draws":
             continue
         values, offsets = view.values(_ids(axis.name)), view.parents[axis.name]
-        head = _first_with_repeat(values, offsets)
+        head = first_with_repeat(values, offsets)
         if head is not None:
             start = int(offsets[head])
             ids = values[start : offsets[head + 1]]
@@ -221,7 +222,7 @@ def head_ids_unique(view: View) -> None:
             )  # fmt: skip
 
 
-def _first_with_repeat(values: npt.NDArray[Any], offsets: Int64) -> int | None:
+def first_with_repeat(values: npt.NDArray[Any], offsets: Int64) -> int | None:
     """Return the first segment that holds a value twice; values are not negative.
 
     Segments of about equal length are sorted together as rows of a table, which is several times

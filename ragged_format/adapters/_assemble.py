@@ -234,7 +234,7 @@ def _given(arrays: Arrays, column: Column) -> npt.NDArray[Any]:
 
 def _record_column(choices: Sequence[Choice], column: Column, values: Sequence[Any]) -> pa.Array:
     try:
-        if all(_fits(column.name, value) for value in values):
+        if column.name not in _ALLOWED or all(_fits(column.name, value) for value in values):
             return pa.array(values, column.type)
     except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError):
         pass
@@ -290,11 +290,14 @@ def _count(
     targets.count(report.targets, np.ones(len(targets.tokens)))
     for bit, name in _FLAG_NAMES.items():
         report.flagged[name] += int(np.count_nonzero(targets.flags[targets.kept] & bit))
-    for name in {*ALWAYS, *FROM_RECORD} - set(schema.columns):
+    columns = set(schema.columns)
+    known: set[str] = set().union(*(choice.record_values for choice in choices))
+    for name in known & {*ALWAYS, *FROM_RECORD} - columns:
         given = sum(choice.record_values.get(name) is not None for choice in choices)
         report.unread[name] += given
     for choice in choices:
-        report.unread.update({*choice.token_values, *choice.target_values} - set(schema.columns))
+        if choice.token_values or choice.target_values:
+            report.unread.update({*choice.token_values, *choice.target_values} - columns)
 
 
 def _count_sets(targets: Targets, support: Support | None, report: ConversionReport) -> None:

@@ -20,7 +20,7 @@ from ragged_format.adapters._targets import place_of
 from ragged_format.adapters._values import UNKNOWN_RANK, Bools, Floats
 from ragged_format.errors import ConversionError
 from ragged_format.lists import Int64, offsets_of, segment_sums
-from ragged_format.rules import LOG_PROB_TOLERANCE
+from ragged_format.rules import LOG_PROB_TOLERANCE, first_with_repeat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,6 +174,8 @@ def _check_ids(choices: Sequence[Choice], entries: _List, given: Int64, vocab_si
             remedy="pass the model's vocab_size, not the tokenizer's",
         )  # fmt: skip
     if not len(given) or given.max() <= 1:
+        return
+    if first_with_repeat(entries.ids.astype(np.int32), offsets_of(given)) is None:
         return
     key = entries.owner * vocab_size + entries.ids
     key.sort()

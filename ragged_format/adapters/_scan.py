@@ -7,6 +7,7 @@ the judge of everything else.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -80,42 +81,71 @@ def read_texts(texts: Sequence[bytes]) -> list[Any]:
     """
     room = _room(sum(map(len, texts)))
     filled = np.zeros(6, np.int64)
-    ends = [
-        int(filled[0]) if _scan(np.frombuffer(text, np.uint8), room, filled) else -1
-        for text in texts
-    ]
+    parts = []
+    for text in texts:
+        is_read = _scan(np.frombuffer(text, np.uint8), room, filled)
+        parts.append((is_read, int(filled[0]), int(filled[1])))
     lists = _lists(room, filled)
-    decode = json.JSONDecoder(object_hook=_Replacement(lists), strict=False).decode
+    with_hook = _decoder(object_hook=partial(_replace, lists=lists))
     rest = room.rest[: filled[0]].tobytes()
     out: list[Any] = []
-    begin = 0
-    for end in ends:
-        if end < 0:
+    begin = first = 0
+    for is_read, end, last in parts:
+        if not is_read:
             out.append(ValueError("a string does not end, or holds a control character"))
             continue
         try:
             # As json.loads reads bytes that begin as JSON in UTF-8 does.
-            out.append(decode(rest[begin:end].decode(errors="surrogatepass")))
+            marked = rest[begin:end].decode(errors="surrogatepass")
+            value = _DECODE(marked)
+            if _place(value, lists) < last - first:
+                value = with_hook(marked)
+            out.append(value)
         except ValueError as err:
             out.append(err)
         except RecursionError:
             out.append(ValueError("nested too deeply"))
-        begin = end
+        begin, first = end, last
     return out
 
 
-class _Replacement:
-    """Puts lists in the place of their marks, as an ``object_hook``."""
+def _decoder(object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[str], Any]:
+    # Not strict: marks are control characters. The scanner lets no others pass.
+    return json.JSONDecoder(object_hook=object_hook, strict=False).decode
 
-    def __init__(self, lists: Sequence[Any]) -> None:
-        self.lists = lists
 
-    def __call__(self, value: dict[str, Any]) -> dict[str, Any]:
-        for key in _KEYS:
-            mark = value.get(key)
-            if isinstance(mark, str) and mark[:1] == _MARK:
-                value[key] = self.lists[int(mark[1:])]
-        return value
+_DECODE = _decoder()
+
+
+def _place(response: Any, lists: Sequence[Any]) -> int:
+    """Put lists where the answers of engines have them, which spares a hook; return how many."""
+    if type(response) is not dict:
+        return 0
+    count = _replace_in(response, ("prompt_token_ids",), lists)
+    choices = response.get("choices")
+    for choice in choices if type(choices) is list else ():
+        if type(choice) is dict:
+            count += _replace_in(choice, ("token_ids", "sampling_mask"), lists)
+            log_probs = choice.get("logprobs")
+            if type(log_probs) is dict:
+                count += _replace_in(log_probs, ("content",), lists)
+    return count
+
+
+def _replace(value: dict[str, Any], lists: Sequence[Any]) -> dict[str, Any]:
+    _replace_in(value, _KEYS, lists)
+    return value
+
+
+def _replace_in(value: dict[str, Any], keys: Sequence[str], lists: Sequence[Any]) -> int:
+    """Put lists in the place of their marks; return how many."""
+    count = 0
+    for key in keys:
+        mark = value.get(key)
+        if type(mark) is str and mark[:1] == _MARK:
+            value[key] = lists[int(mark[1:])]
+            count += 1
+    return count
 
 
 def _lists(room: Room, filled: Longs) -> list[Any]:
