@@ -62,7 +62,7 @@ def support_log_probs(
     Guarantees: exact gradients for `hidden`, `weight` and `bias`; logits exist only in chunks of
     about `chunk_elements` numbers and are computed again in the backward pass, so that memory does
     not depend on the vocabulary or on the widest set. Statistics are float32, or float64 for
-    float64 input. Gradients of a gradient are not supported.
+    float64 input; autocast changes nothing. Gradients of a gradient are not supported.
 
     Parameters
     ----------
@@ -295,7 +295,8 @@ class _Head(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        stats = forward(problem)
+        with torch.autocast(hidden.device.type, enabled=False):
+            stats = forward(problem)
         ctx.save_for_backward(hidden, weight, bias, *stats)
         ctx.problem = problem
         ctx.mark_non_differentiable(stats.hits)
@@ -318,7 +319,8 @@ class _Head(torch.autograd.Function):
         # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
         label = nothing if grad_log_prob is None else grad_log_prob.where(stats.hits > 0, nothing)
         log_sum = -label if grad_log_sum is None else grad_log_sum - label
-        out = backward(problem, stats, label, log_sum, grad_entropy, ctx.needs_input_grad[:3])
+        with torch.autocast(hidden.device.type, enabled=False):
+            out = backward(problem, stats, label, log_sum, grad_entropy, ctx.needs_input_grad[:3])
         if problem.group is not None and out.hidden is not None:
             dist.all_reduce(out.hidden, group=problem.group)
         return (
@@ -393,7 +395,10 @@ def _check(
                 break
     if wrong is not None:
         name, expected, got = wrong
-        raise SchemaMismatchError(f"{name} do not fit", expected=expected, got=got)
+        raise SchemaMismatchError(
+            f"{name} do not fit", expected=expected, got=got,
+            remedy="cast hidden to the dtype of weight" if name == "hidden and weight" else None,
+        )  # fmt: skip
 
 
 def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:

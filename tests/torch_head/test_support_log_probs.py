@@ -96,6 +96,17 @@ def test_results_keep_the_dtype_unless_told_otherwise(dtype):
     assert log_probs.dtype == torch.float32
 
 
+def test_autocast_does_not_round_the_logits():
+    hidden, weight, *rest = case(4)
+    leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    plain, _ = support_log_probs(*leaves, *rest)
+    with torch.autocast("cpu", torch.bfloat16):
+        within, _ = support_log_probs(*leaves, *rest)
+        grads = torch.autograd.grad(within.sum(), leaves)
+    assert torch.equal(within, plain)
+    assert all(map(torch.equal, grads, torch.autograd.grad(plain.sum(), leaves)))
+
+
 @pytest.mark.parametrize("chunk", [5, 1 << 20])
 def test_a_label_outside_its_set_is_an_error_or_flagged_never_rescored(chunk):
     hidden, weight, index, labels, ids, counts = case(2, sizes=(3, 8))

@@ -18,7 +18,9 @@ from ragged_format.torch import (
 )
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = pytest.mark.filterwarnings(
+    "default", "ignore:flex_attention called without:UserWarning"
+)
 VOCABULARY = 61
 PACKINGS = [("sequence", "token"), ("tree", "token"), ("tree", "transition")]
 
