@@ -35,6 +35,8 @@ _KEY = "content"
 _MARK = "~ragged-list~"
 _MARK_BYTES = _MARK.encode()
 _SPACE_PROBE = 64
+# Bytes for which compiled code, half a second to load and more to compile, is loaded.
+_WORTH_SCANNING = 1 << 17
 
 
 def read_json(text: bytes) -> Any:
@@ -62,13 +64,17 @@ def read_many(texts: Sequence[bytes]) -> list[Any]:
 
     The arrays of texts that are read together may share memory.
     """
-    scan = _scanner()
-    if scan is not None:
-        return [
-            _read_slow(text) if isinstance(value, ValueError) else value
-            for text, value in zip(texts, scan(texts), strict=True)
-        ]
-    return [_read_alone(text) for text in texts]
+    scan = _scanner() if sum(map(len, texts)) >= _WORTH_SCANNING else None
+    return [_read_alone(text) for text in texts] if scan is None else _read_scanned(scan, texts)
+
+
+def _read_scanned(
+    scan: Callable[[Sequence[bytes]], list[Any]], texts: Sequence[bytes]
+) -> list[Any]:
+    return [
+        _read_slow(text) if isinstance(value, ValueError) else value
+        for text, value in zip(texts, scan(texts), strict=True)
+    ]
 
 
 @functools.cache

@@ -82,8 +82,8 @@ def check_response(record: Mapping[str, Any], response: Any, where: Where) -> No
     choices = response.get("choices")
     kind = response.get("object")
     is_openai = isinstance(kind, str) and ("completion" in kind)
-    if is_openai or any(isinstance(choice, Mapping) and ("message" in choice or "delta" in choice)
-                        for choice in (choices if isinstance(choices, Sequence) else ())):  # fmt: skip
+    if is_openai or any(isinstance(c, Mapping) and ("message" in c or "delta" in c)
+                        for c in (choices if isinstance(choices, Sequence) else ())):  # fmt: skip
         raise _wrong_endpoint(where, kind or "a chat completion")
     if choices is None and "sampling_params" in response:
         raise _wrong_endpoint(where, "a rendered request")

@@ -69,7 +69,7 @@ def outcome(read, text):
 
 
 def by_scanner(text):
-    [value] = _scan.read_texts([text])
+    [value] = _json._read_scanned(_scan.read_texts, [text])
     return raised(value)
 
 
@@ -85,14 +85,14 @@ def raised(value):
 
 def same(text):
     expected = outcome(json.loads, text)
-    assert outcome(read_json, text) == expected, text
+    assert outcome(by_scanner, text) == expected, text
     assert outcome(by_simdjson, text) == expected, text
 
 
 def is_fast(text):
     """Return whether no reader leaves the text to ``json``, and all find the same lists."""
     try:
-        values = by_scanner(text), _json._read_fast(text)
+        values = raised(_scan.read_texts([text])[0]), _json._read_fast(text)
     except (ValueError, RecursionError):
         return False
     kinds = [list(map(type, big_lists(value))) for value in values]
@@ -432,8 +432,7 @@ def test_everything_is_the_same_without_extras(monkeypatch):
         for item in recorded("triton_topk_kernel", "abort")
         if isinstance(item["response"], dict)
     ]
-    expected = [outcome(read_json, text) for text in texts]
-    monkeypatch.setattr(_json, "_scanner", lambda: None)
+    expected = [outcome(by_scanner, text) for text in texts]
     assert [outcome(read_json, text) for text in texts] == expected
     monkeypatch.setattr(_simd, "simdjson", None)
     assert [outcome(read_json, text) for text in texts] == expected
@@ -458,6 +457,14 @@ def test_the_package_works_where_numba_is_not_installed(monkeypatch):
         monkeypatch.delitem(sys.modules, f"{adapters.__name__}.{name}")
     monkeypatch.delattr(adapters, "_scan")
     assert _json._scanner.__wrapped__() is None
+    monkeypatch.setattr(_json, "_scanner", lambda: None)
+    monkeypatch.setattr(_json, "_WORTH_SCANNING", 0)
+    assert isinstance(read_json(json.dumps(small()).encode())["choices"][0]["sampling_mask"], Rows)
+
+
+def test_big_texts_are_scanned():
+    text = json.dumps({"sampling_mask": [[10**8]], "x": "y" * _json._WORTH_SCANNING}).encode()
+    assert read_json(text)["sampling_mask"] == [[10**8]]  # simdjson would make rows of it
 
 
 @pytest.mark.parametrize("read", [by_scanner, by_simdjson])
@@ -471,8 +478,7 @@ def test_threads_read_at_once(read):
 
 @pytest.fixture(params=["numba", "simdjson"])
 def reader(request, monkeypatch):
-    if request.param == "simdjson":
-        monkeypatch.setattr(_json, "_scanner", lambda: None)
+    monkeypatch.setattr(_json, "_WORTH_SCANNING", 0 if request.param == "numba" else sys.maxsize)
 
 
 def bad(texts):
