@@ -202,6 +202,11 @@ def test_installed_trl_takes_our_queue_samples():
     mine = trl.to_row(pack_row(rf.take(SAMPLES, list(range(8))), fork="transition"))
     for name, value in theirs.items():
         np.testing.assert_array_equal(mine[name], value.numpy())
+    worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
+    objects = [worker.RolloutSample(**one) for one in samples]
+    assert trl.to_samples(objects, vocab_size=49152).equals(
+        trl.to_samples(samples, vocab_size=49152)
+    )
 
 
 def test_group_numbers_survive_json():
