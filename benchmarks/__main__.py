@@ -25,6 +25,7 @@ BENCHMARKS = (
     "head",
     "hand_over",
     "device",
+    "distill",
 )
 
 

@@ -119,14 +119,15 @@ def one_sample(seed: int = SEED) -> Rollouts:
     return _rollouts(rng, [sample], np.zeros(1, np.int64))
 
 
-def many(samples: int, seed: int = SEED) -> Rollouts:
+def many(samples: int, seed: int = SEED, *, median: int = 4_000) -> Rollouts:
     """Return `samples` multi-turn samples of varied length in groups of 8.
 
-    Lengths are log-normal with a median of 4,000 tokens, within 256 and 32,768; three in ten tokens
-    are trained.
+    Lengths are log-normal about the median, of at least 256 tokens and at most about 8 times the
+    median; three in ten tokens are trained.
     """
     rng = np.random.default_rng([seed, 4])
-    lengths = np.clip(rng.lognormal(np.log(4_000), 0.7, samples), 256, 32_768).astype(np.int64)
+    most = median * 32_768 // 4_000
+    lengths = np.clip(rng.lognormal(np.log(median), 0.7, samples), 256, most).astype(np.int64)
     out: list[list[Segment]] = []
     for length in lengths.tolist():
         trained = int(length * 0.3)

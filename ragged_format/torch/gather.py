@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from operator import getitem, sub
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,7 @@ class Measured(NamedTuple):
 # Bytes up to which joining pieces first, a further copy in the cache, costs less than an array for
 # each piece.
 _SMALL_PIECE = 2048
+_SMALL_PART = 1 << 15
 
 
 def whole(views: list[View]) -> Runs:
@@ -116,43 +117,54 @@ def write(plan: Plan, measured: Measured, memory: Bytes) -> None:
         memory[: starts[-1]] = 0
         return
     if number == 1:
-        end = starts[-1]
-        # From the end, where what verification has just read is still in a cache. One by one:
-        # columns are large, and each is then copied past the caches.
-        for piece in reversed(_of_one(plan, measured)):
-            start = end - len(piece)
-            memory[start:end] = piece
-            end = start
+        _write_one(plan, measured, memory)
         return
     # One call copies all parts and the gaps between them.
     np.concatenate(_of_many(plan, measured), out=memory[: starts[-1]])
 
 
+_ZEROS = bytes(ALIGNMENT)
 _GAPS = [np.zeros(size, np.uint8) for size in range(ALIGNMENT)]
 
 
-def _of_one(plan: Plan, measured: Measured) -> list[Bytes]:
-    """Return the content of the arena where all records are one run."""
+def _write_one(plan: Plan, measured: Measured, memory: Bytes) -> None:
+    """Copy every part where all records are one run.
+
+    Large parts one by one, so that each is copied past the caches, and from the end, where what
+    verification has just read is still in a cache; small ones and gaps are joined first.
+    """
     ((view,), _, _), _, spans, (starts, _) = measured
     bounds = [(los[0], his[0]) for los, his, _, _ in spans]
-    pieces = []
-    at = 0
-    for (space, unit, over), start, source in zip(plan.moves, starts, view.arrays, strict=False):
-        if at < start:
-            pieces.append(_GAPS[start - at])
+    end = stop = starts[-1]
+    small: list[Any] = []
+    for number in range(len(plan.moves) - 1, -1, -1):
+        space, unit, over = plan.moves[number]
+        start = starts[number]
         lo, hi = bounds[space]
-        if over < 0:
-            piece = source[lo * unit : hi * unit]
-            at = start + (hi - lo) * unit
-        else:
+        if over >= 0:
             first, last = bounds[over]
-            rebased = np.subtract(source[first : last + 1], lo, dtype=np.int64)
-            piece = rebased.view(np.uint8)
-            at = start + (last + 1 - first) * unit
-        pieces.append(piece)
-    if at < starts[-1]:
-        pieces.append(_GAPS[starts[-1] - at])
-    return pieces
+            offsets = np.subtract(view.arrays[number][first : last + 1], lo, dtype=np.int64)
+            size = (last + 1 - first) * unit
+            small.append(_ZEROS[: stop - start - size])
+            small.append(offsets.view(np.uint8))
+        else:
+            size = (hi - lo) * unit
+            small.append(_ZEROS[: stop - start - size])
+            if size < _SMALL_PART:
+                small.append(view.buffers[number][lo * unit : hi * unit])
+            else:
+                _flush(memory, small, end)
+                end = start
+                memory[start : start + size] = view.arrays[number][lo * unit : hi * unit]
+        stop = start
+    _flush(memory, small, end)
+
+
+def _flush(memory: Bytes, small: list[Any], end: int) -> None:
+    """Write parts that were collected from the end, so that they end at `end`."""
+    joined = b"".join(reversed(small))
+    small.clear()
+    memory[end - len(joined) : end] = np.frombuffer(joined, np.uint8)
 
 
 def _of_many(plan: Plan, measured: Measured) -> list[Bytes]:
