@@ -19,9 +19,9 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import nn
 
@@ -29,6 +29,9 @@ import ragged_format as rf
 from ragged_format.adapters import tensors, trl_distill
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.torch import RaggedBatch, RaggedLoader, forward_kl, head_log_probs, reverse_kl
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 REPLIES = Path(__file__).with_name("teacher_replies.jsonl.gz")
 VOCAB_SIZE = 49152
