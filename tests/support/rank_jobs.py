@@ -63,7 +63,8 @@ def sharded_head(rank, world_size, seeds, over):
         weight, bias = case["weight"][low:high], case["bias"][low:high]
         options = {"vocab_start": low, "group": dist.group.WORLD}
         out += [
-            head_results(case, weight, bias, over, chunk_elements=chunk, **options)
+            head_results(case, weight, bias, over, chunk_elements=chunk, kernel=kernel, **options)
+            for kernel in ("sparse", "gather")
             for chunk in (40, 1 << 20)
         ]
     return out

@@ -13,7 +13,7 @@ def test_sharding_by_ids_changes_nothing(pair, over):
     for seed in seeds:
         case = rank_jobs.head_case(seed)
         whole = rank_jobs.head_results(case, case["weight"], case["bias"], over)
-        for _ in range(2):
+        for _ in range(4):
             mine = [rank[number] for rank in ranks]
             number += 1
             for part in mine:
