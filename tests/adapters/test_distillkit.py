@@ -307,3 +307,22 @@ def test_heads_longer_than_k_are_refused():
     bare = batch.select(["sample_id", "input_ids", "completion_mask"])
     with pytest.raises(ConversionError, match="holds a teacher's heads"):
         distillkit.from_samples(bare, k=4)
+
+
+def test_legacy_words_are_packed_as_they_were():
+    """Its own writer fails on 16-bit vocabularies, whose words have the top bit set."""
+    table = pq.read_table(DATA / "synth_legacy_k128" / "data_0.parquet")
+    config = plain_yaml.parse(
+        (DATA / "synth_legacy_k128" / "legacy_logit_compression.yaml").read_text()
+    )
+    codec = codecs.read_config(config)
+    words = np.array(table.column("packed_indices")[0].as_py(), np.uint64)
+    assert codec.pack_ids(codec.ids(words)).tolist() == words.tolist()
+    wide = codecs.LegacyCodec(vocab_size=65536, k=4, exact_k=4, polynomial_degree=0)
+    ids = np.array([[1, 2, 3, 65535]])
+    packed = wide.pack_ids(ids)
+    assert packed.tolist() == [[1 | 2 << 16 | 3 << 32 | 65535 << 48]]
+    assert wide.ids(packed).tolist() == ids.tolist()
+    curve = codecs.LegacyCodec(65536, 3, 1, 1, invert_polynomial=False, with_sqrt_term=True)
+    got = curve.log_probs(np.array([[-1.0]]), np.array([[0.5, -1.0, 2.0]]))
+    np.testing.assert_allclose(got, [[-1.0, 0.5 - 1 + 2, 0.5 - 2 + 2 * np.sqrt(2)]])

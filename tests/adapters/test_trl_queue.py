@@ -294,3 +294,47 @@ def test_heads_are_never_cut_silently():
     assert counts["head_entries_cut"] == 2
     wide = trl.to_queue_samples(batch, top_k=4)[0]
     assert wide["top_k_ids"].shape == (4, 4)
+
+
+def test_options_that_do_not_fit_are_refused():
+    schema = convert(sample()).schema
+    for options in (
+        {"columns": [], "schema": schema, "vocab_size": 10}, {},
+        {"schema": schema, "vocab_size": 9},
+        {"vocab_size": 10, "on_missing_log_prob": "full_vocab"},
+        {"vocab_size": 10, "columns": ["ref_log_probs"]},
+        {"vocab_size": 10, "columns": ["candidate_counts"], "on_missing_support": "flag",
+         "lost": True},
+    ):  # fmt: skip
+        given = sample(sampling_mask=[[], [], [], [4]]) if options.pop("lost", None) else sample()
+        with pytest.raises(ConversionError) as info:
+            trl.to_samples([given], **options)
+        assert info.value.code == "RF-A011"
+    raw = convert(sample(), logprobs_mode="raw").schema
+    with pytest.raises(ConversionError, match="declared otherwise") as info:
+        trl.to_samples([sample()], schema=raw)
+    assert info.value.code == "RF-A007"
+    with pytest.raises(ConversionError, match="not of its column's type"):
+        convert(sample(model_version=2**70))
+
+
+def test_tensors_of_torch_are_read_without_copies_of_types():
+    import torch
+
+    given = sample(
+        input_ids=torch.tensor([5, 6, 3, 4]), completion_mask=torch.tensor([0, 0, 1, 1]),
+        old_log_probs=torch.tensor([0, 0, -0.5, -0.25], dtype=torch.bfloat16),
+    )  # fmt: skip
+    assert convert(given).equals(convert(sample()))
+
+
+def test_log_probs_that_the_trainer_recomputed_go_out_where_there_are_no_others():
+    import pyarrow as pa
+
+    schema = rf.sample_schema(
+        vocab_size=10, columns=["old_log_probs", "advantage", "policy_version", "group_id"]
+    )
+    row = {"sample_id": "a", "input_ids": [1, 2], "completion_mask": [0, 1], "advantage": 1.0,
+           "policy_version": 1, "group_id": "7", "old_log_probs": [-0.5]}  # fmt: skip
+    out = trl.to_queue_samples(pa.RecordBatch.from_pylist([row], schema=schema))[0]
+    assert out["old_log_probs"].tolist() == [0.0, -0.5]
