@@ -43,6 +43,7 @@ from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
 from ragged_format.validate import validate_batch
+from ragged_format.writer_state import WriterState, require_open
 
 if TYPE_CHECKING:
     from ragged_format.known_schemas import KnownSchema
@@ -82,6 +83,7 @@ class CompactWriter:
         self._known = known_schema(schema)
         self._validate: Validation = validate
         self._tally = Tally()
+        self._state: WriterState = "open"
         self._new = NewFile(self.path)
         metadata = {
             f"{NAMESPACE}version": ".".join(map(str, FORMAT_VERSION)),
@@ -100,6 +102,7 @@ class CompactWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode and write one batch."""
+        require_open(self._state, str(self.path))
         try:
             batch = conform(batch, self._known, Where())
             check_arrays(batch)
@@ -109,14 +112,17 @@ class CompactWriter:
             where = Where(file=str(self.path), batch=len(self._tally.rows_per_batch))
             raise err.at(where) from err.__cause__
         content = digest(batch)
-        self._tally.add(content, batch.num_rows, {})
         encoded = encode_batch(batch, self._known.ragged)
         encoded = pa.RecordBatch.from_arrays(encoded.columns, schema=self._schema)
+        self._state = "failed"
         self._writer.write_batch(encoded, custom_metadata={DIGEST_KEY: content.hex()})
+        self._tally.add(content, batch.num_rows, {})
+        self._state = "open"
 
     def close(self) -> Trailer:
         """Write the trailer, publish the file, once, and return the trailer."""
         if self.trailer is None:
+            require_open(self._state, str(self.path))
             trailer = self._tally.trailer(self._known.digest)
             empty = pa.RecordBatch.from_pylist([], schema=self._schema)
             try:
@@ -126,12 +132,14 @@ class CompactWriter:
             except BaseException:
                 self.abort()
                 raise
+            self._state = "closed"
             self.trailer = trailer
         return self.trailer
 
     def abort(self) -> None:
         """Remove what was written; does nothing after :meth:`close`."""
-        if self.trailer is None:
+        if self._state != "closed":
+            self._state = "aborted"
             self._new.abort()
 
 

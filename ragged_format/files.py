@@ -47,6 +47,7 @@ from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_o
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
+from ragged_format.writer_state import WriterState, require_open
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -64,7 +65,8 @@ class FileWriter:
     """Write one hot file, batch by batch.
 
     Use it as a context manager: leaving the block writes the trailer and publishes the file under
-    its name, durably, unless an exception leaves it; then nothing remains.
+    its name, durably, unless an exception leaves it; then nothing remains. After a write that
+    failed on the way, as on a full disk, nothing more can be written, and closing raises.
 
     Parameters
     ----------
@@ -83,9 +85,11 @@ class FileWriter:
         self.trailer: Trailer | None = None
         self._encoder = Encoder(schema, validate=validate, name=os.fspath(path))
         self._blocks: list[tuple[int, int, int]] = []
+        self._state: WriterState = "open"
         self._new = NewFile(self.path)
         self._file = self._new.file
-        self._file.write(MAGIC.ljust(8, b"\0") + self._encoder.known.message)
+        with self._new.removed_on_error():
+            self._file.write(MAGIC.ljust(8, b"\0") + self._encoder.known.message)
 
     def __enter__(self) -> Self:
         return self
@@ -110,11 +114,13 @@ class FileWriter:
         self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None
     ) -> None:
         """Write one batch; parameters and errors as :meth:`StreamWriter.write`."""
+        require_open(self._state, str(self.path))
         self._put(*self._encoder.encode(batch, metadata))
 
     def close(self) -> Trailer:
         """Write the trailer, publish the file, once, and return the trailer."""
         if self.trailer is None:
+            require_open(self._state, str(self.path))
             trailer, head, body = self._encoder.finish()
             try:
                 self._put(head, body)
@@ -125,18 +131,22 @@ class FileWriter:
             except BaseException:
                 self.abort()
                 raise
+            self._state = "closed"
             self.trailer = trailer
         return self.trailer
 
     def abort(self) -> None:
         """Remove what was written; does nothing after :meth:`close`."""
-        if self.trailer is None:
+        if self._state != "closed":
+            self._state = "aborted"
             self._new.abort()
 
     def _put(self, head: bytes, body: bytes | memoryview) -> None:
+        self._state = "failed"
         self._blocks.append((self._file.tell(), len(head), len(body)))
         self._file.write(head)
         self._file.write(body)
+        self._state = "open"
 
 
 def write_file(

@@ -57,15 +57,21 @@ class NewFile:
 
     def commit(self) -> None:
         """Make the content durable and the name final; on an exception nothing remains."""
-        try:
+        with self.removed_on_error():
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
             self._temporary.replace(self._path)
+        sync_directory(self._path.parent)
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """Remove the temporary file if an exception leaves the block."""
+        try:
+            yield
         except BaseException:
             self.abort()
             raise
-        sync_directory(self._path.parent)
 
     def abort(self) -> None:
         """Remove the temporary file."""
@@ -79,11 +85,8 @@ class NewFile:
 def create(path: Path) -> Iterator[IO[bytes]]:
     """Write a :class:`NewFile`; leaving the block commits it, an exception removes it."""
     new = NewFile(path)
-    try:
+    with new.removed_on_error():
         yield new.file
-    except BaseException:
-        new.abort()
-        raise
     new.commit()
 
 

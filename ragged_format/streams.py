@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
@@ -53,6 +54,7 @@ from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, open_binary
 from ragged_format.messages import MAX_MESSAGE_BYTES
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
+from ragged_format.writer_state import WriterState, require_open
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +68,8 @@ class StreamWriter:
     """Write one stream, batch by batch.
 
     Use it as a context manager: leaving the block writes the trailer and the end-of-stream mark,
-    unless an exception leaves it. A file at a path appears only then, whole and durable.
+    unless an exception leaves it. A file at a path appears only then, whole and durable. After a
+    write that failed on the way nothing more can be written, and closing raises.
 
     Parameters
     ----------
@@ -86,8 +89,8 @@ class StreamWriter:
         validate: Validation = "off",
     ) -> None:
         path = Path(sink) if isinstance(sink, str | os.PathLike) else None
-        name = getattr(sink, "name", None) if path is None else str(path)
-        self._encoder = Encoder(schema, validate=validate, name=name)
+        self._name = getattr(sink, "name", None) if path is None else str(path)
+        self._encoder = Encoder(schema, validate=validate, name=self._name)
         self._new = None if path is None else NewFile(path)
         opened: Any = sink if self._new is None else self._new.file
         self._sink = opened
@@ -97,7 +100,9 @@ class StreamWriter:
             self._put_in_parts if raw else opened.write
         )
         self.trailer: Trailer | None = None
-        self._put(self._encoder.known.message)
+        with nullcontext() if self._new is None else self._new.removed_on_error():
+            self._put(self._encoder.known.message)
+        self._state: WriterState = "open"
 
     def __enter__(self) -> Self:
         return self
@@ -131,14 +136,21 @@ class StreamWriter:
             The batch has another schema (``RF-S010``), or a metadata key is reserved (``RF-S009``).
         InvariantError
             The batch is invalid.
+        DatasetExistsError
+            The writer was closed, or an earlier write failed on the way (``RF-C009``).
         """
+        if self._state != "open":
+            require_open(self._state, self._name)
         head, body = self._encoder.encode(batch, metadata)
+        self._state = "failed"
         self._put(head)
         self._put(body)
+        self._state = "open"
 
     def close(self) -> Trailer:
         """Write the trailer and the end-of-stream mark, once, and return the trailer."""
         if self.trailer is None:
+            require_open(self._state, self._name)
             try:
                 trailer, head, body = self._encoder.finish()
                 self._put(b"".join((head, body, END_OF_STREAM)))
@@ -149,12 +161,16 @@ class StreamWriter:
             except BaseException:
                 self.abort()
                 raise
+            self._state = "closed"
             self.trailer = trailer
         return self.trailer
 
     def abort(self) -> None:
         """Stop: the sink has no trailer, a path nothing; does nothing after :meth:`close`."""
-        if self._new is not None and self.trailer is None:
+        if self._state == "closed":
+            return
+        self._state = "aborted"
+        if self._new is not None:
             self._new.abort()
 
     def _put_in_parts(self, data: bytes | memoryview) -> None:

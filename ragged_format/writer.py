@@ -14,11 +14,14 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
+
+import pyarrow as pa
 
 from ragged_format.canonical import require_same
 from ragged_format.compact_files import CompactWriter
@@ -56,9 +59,7 @@ from ragged_format.messages import decode_message, encode_message
 from ragged_format.ragged import concat
 from ragged_format.soundness import check_arrays
 from ragged_format.validate import validate_batch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from ragged_format.writer_state import require_open
 
 __all__ = ["Writer", "sweep"]
 
@@ -77,7 +78,8 @@ class Writer:
     """Write records into a dataset; leaving the block commits them, all or none.
 
     Use it as a context manager. Until the commit no reader sees anything; an exception that leaves
-    the block, or a crash, commits nothing. Several writers may append at the same time.
+    the block, or a crash, commits nothing. Several writers may append at the same time. After a
+    write that failed on the way, as on a full disk, nothing is committed, and closing raises.
 
     Guarantees: what was committed is durable. Memory is bounded by about three stored batches; what
     is pending is copied where it would keep a much larger parent alive.
@@ -160,7 +162,7 @@ class Writer:
         self._shards: list[Shard] = []
         self._file: FileWriter | CompactWriter | None = None
         self._encoding: Encoding = encoding
-        self._state: Literal["open", "committed", "aborted"] = "open"
+        self._state: Literal["open", "committed", "aborted", "failed"] = "open"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as err:
@@ -206,23 +208,37 @@ class Writer:
             The schema's identity is another (``RF-S010``).
         InvariantError
             The data is invalid; ``where`` counts records from the start of this batch. The writer
-            goes on with what it had before, if the caller handles the error.
+            goes on with what it had before, if the caller handles the error; of an iterable, it
+            has the items before the invalid one.
+        DatasetExistsError
+            The writer is finished, or an earlier write failed on the way (``RF-C009``).
         """
-        if self._state != "open":
-            raise DatasetExistsError(
-                "the writer is finished", expected="an open writer", got=self._state,
-                remedy="open a new one with mode='append'",
-            )  # fmt: skip
-        for index, part in enumerate(iter_batches(data)):
-            where = Where(file=str(self.path), batch=index)
-            batch = conform(part, self._known, where)
+        self._require_open()
+        checked: Iterable[pa.RecordBatch] = map(self._checked, count(), iter_batches(data))
+        if isinstance(data, pa.Table):
+            checked = list(checked)  # all of it or nothing
+        for batch in checked:
+            # Whatever interrupts it, the file under way may hold half a batch.
             try:
-                check_arrays(batch)
-                if self._validate != "off":
-                    validate_batch(batch, self._known.ragged, self._validate, where)
-            except RaggedError as err:
-                raise err.at(where) from err.__cause__
-            self._add(batch)
+                self._add(batch)
+            except BaseException:
+                self.abort()
+                self._state = "failed"
+                raise
+
+    def _require_open(self) -> None:
+        require_open("closed" if self._state == "committed" else self._state, str(self.path))
+
+    def _checked(self, index: int, part: pa.RecordBatch) -> pa.RecordBatch:
+        where = Where(file=str(self.path), batch=index)
+        batch = conform(part, self._known, where)
+        try:
+            check_arrays(batch)
+            if self._validate != "off":
+                validate_batch(batch, self._known.ragged, self._validate, where)
+        except RaggedError as err:
+            raise err.at(where) from err.__cause__
+        return batch
 
     def _add(self, batch: pa.RecordBatch) -> None:
         start = 0
@@ -274,8 +290,11 @@ class Writer:
         Raises
         ------
         DatasetExistsError, SchemaMismatchError
-            Another writer made a dataset here meanwhile that the mode does not allow to change.
+            Another writer made a dataset here meanwhile that the mode does not allow to change; or
+            a write failed on the way.
         """
+        if self._state == "failed":
+            self._require_open()
         if self._state != "open":
             return
         try:
