@@ -7,9 +7,8 @@ same S for the old and the new policy, so that importance ratios have one action
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
-from ragged_format.torch.head_problem import Kernel, Problem, Stats, Transform
-from ragged_format.torch.head_stats import backward, forward
+from ragged_format.torch.head_autograd import Scores, logits_of, set_scores
+from ragged_format.torch.head_problem import Kernel, Problem, Transform
 
 if TYPE_CHECKING:
     from ragged_format.torch.pad import Counts
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["head_log_probs", "support_log_probs"]
 
 HostCounts = npt.NDArray[np.int64]
-Scores = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Log-prob of the label, entropy, log-sum-exp, hits of the label; each (m,)."""
-
 _KERNELS: dict[str, Kernel] = {"sparse": "sparse", "gather": "gather", "triton": "triton"}
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
@@ -184,6 +180,11 @@ def head_log_probs(
     -------
     log_probs : (m,) Tensor
     head_log_probs : (k,) Tensor
+
+    Raises
+    ------
+    InvariantError
+        As there; or a head's id is no row of the weight (``RF-I014``).
     """
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
@@ -196,7 +197,8 @@ def head_log_probs(
     _check_counts(host, len(target_ids), len(head_ids))
     owner = torch.repeat_interleave(counts, output_size=len(head_ids))
     ids = head_ids.to(hidden.device, torch.int64)
-    scores = scorer.logits(owner, ids) - log_sum[owner]
+    scorer.check_ids(ids, "head_ids", on_outside)
+    scores = scorer.logits(ids, counts, host) - log_sum[owner]
     scores = scores.where(scorer.holds(owner, ids), torch.full_like(scores, LOG_PROB_FILL))
     out = hidden.dtype if out_dtype is None else out_dtype
     return log_probs.to(out), scores.to(out)
@@ -242,34 +244,29 @@ class _Scorer:
 
     def over_sets(self) -> Scores:
         """Score the labels over their candidate sets."""
-        return _run(*self._inputs, self._base)
+        return set_scores(*self._inputs, self._base)
 
     def check(self, hits: Tensor, on_outside: str) -> None:
         """Raise if a label is not once in its set, or an id is not in the vocabulary."""
-        if self._base.group is None and (on_outside == "error" or not self._ids.is_cuda):
-            _check_ids(self._ids, self._base.vocab_start, len(self._base.weight))
+        self.check_ids(self._ids, "candidate_ids", on_outside)
         _check_labels(hits, self.host_counts, self._base.labels, on_outside)
+
+    def check_ids(self, ids: Tensor, column: str, on_outside: str) -> None:
+        """Raise if an id is no row of the weight, where all rows are here and waiting is meant."""
+        if self._base.group is None and (on_outside == "error" or ids.device.type == "cpu"):
+            _check_ids(ids, column, self._base.vocab_start, len(self._base.weight))
 
     def over_vocabulary(self) -> Scores:
         """Score the labels over the whole vocabulary."""
-        return _run(*self._inputs, replace(
+        return set_scores(*self._inputs, replace(
             self._base, ids=self._ids[:0], counts=torch.zeros_like(self._counts),
             host_counts=np.zeros_like(self.host_counts),
         ))  # fmt: skip
 
-    def logits(self, owner: Tensor, ids: Tensor) -> Tensor:
-        """Return the logit of each id under the hidden row of its target.
-
-        The log-sum-exp over a set of one id is its logit.
-        """
-        base = self._base
-        scale = base.transform.inverse_temperature[owner]
-        alone = replace(
-            base, pred_index=base.pred_index[owner], labels=ids, ids=ids,
-            counts=torch.ones_like(ids), host_counts=np.ones(len(ids), np.int64),
-            transform=replace(base.transform, inverse_temperature=scale),
-        )  # fmt: skip
-        return _run(*self._inputs, alone)[2]
+    def logits(self, ids: Tensor, counts: Tensor, host_counts: HostCounts) -> Tensor:
+        """Return the logit of each id of a head under the hidden row of its target."""
+        heads = replace(self._base, ids=ids, counts=counts, host_counts=host_counts)
+        return logits_of(*self._inputs, heads)
 
     def holds(self, owner: Tensor, ids: Tensor) -> Tensor:
         """Return whether each id is in the candidate set of its target; a full set has all."""
@@ -281,54 +278,6 @@ class _Scorer:
         wanted = owner * stride + ids
         slot = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
         return (known[slot] == wanted) | (self._counts[owner] == 0)
-
-
-def _run(hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Scores:
-    apply: Callable[..., Scores] = _Head.apply
-    return apply(hidden, weight, bias, problem)
-
-
-class _Head(torch.autograd.Function):
-    """Forward keeps statistics only; backward computes the logits again, chunk by chunk."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        with torch.autocast(hidden.device.type, enabled=False):
-            stats = forward(problem)
-        ctx.save_for_backward(hidden, weight, bias, *stats)
-        ctx.problem = problem
-        ctx.mark_non_differentiable(stats.hits)
-        ctx.set_materialize_grads(False)
-        log_probs = torch.where(stats.hits > 0, stats.label_logit - stats.log_sum, -torch.inf)
-        return log_probs, stats.log_sum - stats.mean_logit, stats.log_sum, stats.hits
-
-    @staticmethod
-    def backward(
-        ctx: Any,
-        grad_log_prob: Tensor | None,
-        grad_entropy: Tensor | None,
-        grad_log_sum: Tensor | None,
-        _: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        hidden, weight, bias, *saved = ctx.saved_tensors
-        problem: Problem = ctx.problem
-        stats = Stats(*saved)
-        nothing = torch.zeros_like(stats.log_sum)
-        # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
-        label = nothing if grad_log_prob is None else grad_log_prob.where(stats.hits > 0, nothing)
-        log_sum = -label if grad_log_sum is None else grad_log_sum - label
-        with torch.autocast(hidden.device.type, enabled=False):
-            out = backward(problem, stats, label, log_sum, grad_entropy, ctx.needs_input_grad[:3])
-        if problem.group is not None and out.hidden is not None:
-            dist.all_reduce(out.hidden, group=problem.group)
-        return (
-            None if out.hidden is None else out.hidden.to(hidden.dtype),
-            None if out.weight is None else out.weight.to(weight.dtype),
-            None if out.bias is None else out.bias.to(bias.dtype),
-            None,
-        )
 
 
 def _kernel(kernel: str, hidden: Tensor) -> Kernel:
@@ -410,14 +359,15 @@ def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) ->
         )  # fmt: skip
 
 
-def _check_ids(ids: Tensor, start: int, size: int) -> None:
+def _check_ids(ids: Tensor, column: str, start: int, size: int) -> None:
     outside = (ids < start) | (ids >= start + size)
     if not bool(outside.any()):
         return
     first = int(outside.nonzero()[0, 0])
     raise InvariantError(
-        "a candidate is no row of the weight", code="RF-I011",
-        where=Where(column="candidate_ids", position=first),
+        "an id is no row of the weight",
+        code="RF-I011" if column == "candidate_ids" else "RF-I014",
+        where=Where(column=column, position=first),
         expected=f"ids in [{start}, {start + size})", got=int(ids[first]),
         remedy="give the whole weight, or the process group over which it is sharded",
     )  # fmt: skip

@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from ragged_format.torch.head_problem import Gradients, Problem, Stats, Sums, finite
 
-__all__ = ["add_flat", "backward_flat"]
+__all__ = ["add_flat", "backward_flat", "backward_logits", "candidate_logits"]
 
 # Entries of a sparse chunk in temporaries of the bound: about ten of them live at a time.
 _TEMPORARIES = 8
@@ -62,7 +63,7 @@ class _Flat(NamedTuple):
 
 def add_flat(problem: Problem, sums: Sums) -> None:
     """Add the flat targets to the sums."""
-    for flat in _chunks(problem):
+    for flat in _chunks(problem, problem.flat_targets()):
         logits = _logits(problem, flat)
         masked = torch.where(flat.is_local, logits, -torch.inf)
         top = torch.segment_reduce(masked, "max", lengths=flat.counts, unsafe=True)
@@ -87,8 +88,7 @@ def backward_flat(
     out: Gradients,
 ) -> None:
     """Add the gradients of the flat targets to `out`."""
-    transform = problem.transform
-    for flat in _chunks(problem):
+    for flat in _chunks(problem, problem.flat_targets()):
         logits = _logits(problem, flat)
         per_target = flat.targets, flat.owner
         log_p = logits - _spread(stats.log_sum, *per_target)
@@ -99,18 +99,44 @@ def backward_flat(
             slope = log_p + _spread(stats.log_sum - stats.mean_logit, *per_target)
             grad -= _spread(grad_entropy, *per_target) * p * slope
         grad = torch.where(flat.is_local, grad, 0)
-        scale = _spread(transform.inverse_temperature, *per_target)
-        grad = transform.chain(grad, logits, scale).where(flat.is_local, 0)
-        if out.hidden is not None:
-            _add_hidden(problem, flat, grad, out.hidden)
-        if out.weight is not None:
-            _add_weight(problem, flat, grad, out.weight)
-        if out.bias is not None:
-            out.bias.index_add_(0, flat.rows, grad)
+        _add_gradients(problem, flat, logits, grad, out)
 
 
-def _chunks(problem: Problem) -> Iterator[_Flat]:
-    chosen = problem.flat_targets()
+def candidate_logits(problem: Problem) -> Tensor:
+    """Return the logit of every id, (t,); 0 where another shard has it."""
+    out = torch.zeros(len(problem.ids), dtype=problem.dtype, device=problem.hidden.device)
+    first = 0
+    for flat in _chunks(problem, np.flatnonzero(problem.host_counts)):
+        last = first + len(flat.rows)
+        out[first:last] = _logits(problem, flat).where(flat.is_local, 0)
+        first = last
+    return out
+
+
+def backward_logits(problem: Problem, logits: Tensor, grad: Tensor, out: Gradients) -> None:
+    """Add the gradients that follow from those of :func:`candidate_logits` to `out`."""
+    first = 0
+    for flat in _chunks(problem, np.flatnonzero(problem.host_counts)):
+        last = first + len(flat.rows)
+        part = grad[first:last].where(flat.is_local, 0)
+        _add_gradients(problem, flat, logits[first:last], part, out)
+        first = last
+
+
+def _add_gradients(
+    problem: Problem, flat: _Flat, logits: Tensor, grad: Tensor, out: Gradients
+) -> None:
+    scale = _spread(problem.transform.inverse_temperature, flat.targets, flat.owner)
+    grad = problem.transform.chain(grad, logits, scale).where(flat.is_local, 0)
+    if out.hidden is not None:
+        _add_hidden(problem, flat, grad, out.hidden)
+    if out.weight is not None:
+        _add_weight(problem, flat, grad, out.weight)
+    if out.bias is not None:
+        out.bias.index_add_(0, flat.rows, grad)
+
+
+def _chunks(problem: Problem, chosen: npt.NDArray[np.int64]) -> Iterator[_Flat]:
     counts = problem.host_counts
     device = problem.hidden.device
     ends = np.cumsum(counts[chosen])

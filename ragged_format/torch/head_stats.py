@@ -15,7 +15,7 @@ from ragged_format.torch.head_dense import add_dense, backward_dense
 from ragged_format.torch.head_flat import add_flat, backward_flat
 from ragged_format.torch.head_problem import Gradients, Problem, Stats, Sums
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "empty_gradients", "forward"]
 
 
 def forward(problem: Problem) -> Stats:
@@ -41,14 +41,19 @@ def backward(
     With p = softmax(z) over the set, H its entropy and y the label: d z_y / d z_k = [k = y],
     d logsumexp(z) / d z_k = p_k and d H / d z_k = -p_k (log p_k + H).
     """
+    out = empty_gradients(problem, needs)
+    upstream = grad_label, grad_log_sum, grad_entropy
+    backward_flat(problem, stats, *upstream, out)
+    backward_dense(problem, stats, *upstream, out)
+    return out
+
+
+def empty_gradients(problem: Problem, needs: tuple[bool, bool, bool]) -> Gradients:
+    """Return zeros to add the gradients of hidden, weight and bias to, where they are needed."""
     want_hidden, want_weight, want_bias = needs
-    out = Gradients(
+    return Gradients(
         torch.zeros_like(problem.hidden, dtype=problem.dtype) if want_hidden else None,
         torch.zeros_like(problem.weight, dtype=problem.dtype) if want_weight else None,
         torch.zeros(len(problem.weight), dtype=problem.dtype, device=problem.weight.device)
         if want_bias else None,
     )  # fmt: skip
-    upstream = grad_label, grad_log_sum, grad_entropy
-    backward_flat(problem, stats, *upstream, out)
-    backward_dense(problem, stats, *upstream, out)
-    return out

@@ -61,6 +61,16 @@ def test_head_log_probs_are_those_of_the_set(seed):
     torch.testing.assert_close(mine, torch.autograd.grad(total, (hidden, weight)))
 
 
+@pytest.mark.parametrize("stray", [-1, V])
+def test_a_head_id_that_the_weight_lacks_is_an_error(stray):
+    hidden, weight = model(0)
+    one = torch.tensor([1])
+    with pytest.raises(rf.InvariantError, match="RF-I014"):
+        head_log_probs(
+            hidden, weight, one, one, one[:0], one * 0, torch.tensor([2, stray]), one * 2
+        )
+
+
 def weight_of(kind, ratio):
     if kind == "none":
         return 1.0
