@@ -41,6 +41,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,8 @@ MANIFEST_NAME = "manifest.json"
 LOCK_NAME = "manifest.lock"
 SHARD_SUFFIX = ".arrow"
 ENCODINGS = ("hot", "compact")
+# No file and no dataset reaches this many bytes or records; sums stay within int64.
+MAX_SIZE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,12 @@ class Shard:
                 remedy="use a newer library release",
             )  # fmt: skip
         # Names come from outside: one must not lead out of the directory.
-        if Path(shard.name).name != shard.name or not shard.name.endswith(SHARD_SUFFIX):
+        alone = Path(shard.name).name == shard.name and "\0" not in shard.name
+        if not alone or not shard.name.endswith(SHARD_SUFFIX) or len(shard.name.encode()) > 255:
             raise ValueError(f"{shard.name!r} is not a file name ending in {SHARD_SUFFIX}")
-        whole = type(shard.rows) is type(shard.bytes) is int
-        if not whole or min(shard.rows, shard.bytes) < 0 or len(bytes.fromhex(shard.digest)) != 16:
+        numbers = (shard.rows, shard.bytes)
+        whole = all(type(n) is int and 0 <= n < MAX_SIZE for n in numbers)
+        if not whole or not re.fullmatch("[0-9a-f]{32}", shard.digest):
             raise ValueError(f"impossible entry for {shard.name!r}")
         return shard
 
@@ -208,8 +213,14 @@ class Manifest:
             )
             if type(manifest.generation) is not int or not isinstance(manifest.lineage, dict):
                 raise ValueError("generation is an integer and lineage an object")
+            if manifest.generation < 1 or manifest.num_rows >= MAX_SIZE:
+                raise ValueError("impossible generation or number of records")
+            ragged = manifest.known.ragged
             facts = [
-                (key, data[key], getattr(manifest, key)) for key in ("identity", "fingerprint")
+                ("identity", data["identity"], manifest.identity),
+                ("fingerprint", data["fingerprint"], manifest.fingerprint),
+                ("profile", data["profile"], ragged.profile),
+                ("vocab_size", data["vocab_size"], ragged.vocab_size),
             ]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             if isinstance(err, RaggedError):
