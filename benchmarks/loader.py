@@ -18,18 +18,19 @@ from ragged_format.torch import RaggedBatch, RaggedIterable, RaggedLoader
 
 __all__ = ["run"]
 
-BATCH = 64
-# Samples of each shape: of 5 KB, as single-turn rollouts are, and of 100 KB, as agents' are.
-SHAPES = {"small": 8_192, "large": 1_536}
+# Samples of each shape (5 KB, as single-turn rollouts; 100 KB, as those of agents; 1 MB, as packed
+# rows): how many there are, and how many make a batch.
+SHAPES = {"small": (8_192, 64), "large": (1_536, 64), "rows": (160, 8)}
 # The goals of each shape: against the fastest peer, bare views, memcpy.
-GOALS = {"small": (4.0, 0.8, None), "large": (4.0, None, 0.8)}
+GOALS = {"small": (4.0, 0.8, None), "large": (4.0, None, None), "rows": (None, None, 0.8)}
+MEDIANS = {"large": 4_000, "rows": 40_000}
 
 
 def run(settings: Settings) -> list[Figure]:
     """Time shuffled epochs of one dataset in every format, files in the page cache."""
     figures = []
-    for shape, samples in SHAPES.items():
-        count = 256 if settings.quick else samples
+    for shape, (samples, _) in SHAPES.items():
+        count = min(samples, 128) if settings.quick else samples
         with tempfile.TemporaryDirectory(prefix="ragged-bench-") as folder:
             figures += _compare(shape, _samples(shape, count), Path(folder), settings)
     return figures
@@ -38,8 +39,8 @@ def run(settings: Settings) -> list[Figure]:
 def _samples(shape: str, count: int) -> pa.RecordBatch:
     """Return `count` samples, of which 512 differ, each under its own id."""
     distinct = min(count, 512)
-    if shape == "large":
-        batch = shapes.to_arrow(shapes.many(distinct))
+    if shape in MEDIANS:
+        batch = shapes.to_arrow(shapes.many(distinct, median=MEDIANS[shape]))
     else:
         batch = rollouts(
             np.random.default_rng(shapes.SEED), num_samples=distinct, columns=shapes.COLUMNS,
@@ -55,23 +56,24 @@ def _compare(shape: str, batch: pa.RecordBatch, folder: Path, settings: Settings
     with rf.Writer(folder / "ours", batch.schema) as writer:
         writer.write(batch)
     options = {"shuffle": True, "seed": 1}
+    size = SHAPES[shape][1]
     loaders = {
-        "ours": RaggedLoader(folder / "ours", BATCH, **options),
-        "inline": RaggedLoader(folder / "ours", BATCH, prefetch=0, **options),
-        "blocks": RaggedLoader(folder / "ours", BATCH, **{**options, "shuffle": "block"}),
+        "ours": RaggedLoader(folder / "ours", size, **options),
+        "inline": RaggedLoader(folder / "ours", size, prefetch=0, **options),
+        "blocks": RaggedLoader(folder / "ours", size, **{**options, "shuffle": "block"}),
     }
-    iterable = RaggedIterable(folder / "ours", BATCH, **options)
+    iterable = RaggedIterable(folder / "ours", size, **options)
     sizes = [loaded.nbytes for loaded in loaders["inline"]]
     contenders: dict[str, Callable[[], object]] = {
         name: (lambda loader=loader: epoch(loader)) for name, loader in loaders.items()
     }
     contenders["iterable"] = lambda: epoch(iterable)
-    contenders["views"] = loader_peers.views(batch, folder, BATCH)
+    contenders["views"] = loader_peers.views(batch, folder, size)
     contenders["memcpy"] = memcpy(sizes)
     missing: dict[str, str] = {}
     for name, prepare in loader_peers.PEERS.items():
         try:
-            contenders[name] = prepare(batch, folder / name, BATCH)
+            contenders[name] = prepare(batch, folder / name, size)
         except ImportError as err:
             missing[name] = str(err)
     for name, call in contenders.items():
@@ -113,7 +115,8 @@ def _figures(
              ("inline", "views", "bare views of mapped arrays", None),
              ("ours", "memcpy", "memcpy", versus_memcpy),
              ("inline", "memcpy", "memcpy", None)]  # fmt: skip
-    lines += [(way, "views", "bare views of mapped arrays", None) for way in ("blocks", "iterable")]
+    lines += [(way, "views", "bare views of mapped arrays", None)
+              for way in ("blocks", "iterable")]  # fmt: skip
     lines += [("ours", name, name, versus_peer if name == fastest else None) for name in peers]
     names = {"ours": "", "inline": ", prefetch=0", "blocks": ", blocks", "iterable": ", iterable"}
     figures = [

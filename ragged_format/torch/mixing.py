@@ -139,12 +139,13 @@ class MixtureOrder:
         Of :func:`quotas`.
     size, epoch : int
         Positions of an epoch, and which it is.
+    window : int
+        Positions that lie near each other in every dataset; 0 if any do as well.
     orders : callable
         Returns the order of one dataset in one of its own epochs: ``orders(dataset, epoch)``.
     """
 
     is_sequence = False
-    window = 0
 
     def __init__(
         self,
@@ -153,9 +154,11 @@ class MixtureOrder:
         *,
         size: int,
         epoch: int,
+        window: int,
         orders: Callable[[int, int], Order],
     ) -> None:
         self.size = size
+        self.window = window
         self._sizes = sizes
         self._bases = np.cumsum([0, *sizes[:-1]]).tolist()
         self._first = epoch * size

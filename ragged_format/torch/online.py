@@ -32,6 +32,8 @@ _KIND = "ragged_format.torch.OnlineLoader"
 _VERSION = 1
 # Rows' worth of samples that may wait for the rest of their groups.
 _MOST_WAITING = 64
+# Share of the budget from which a row is not planned again with what comes later.
+_FULL = 0.9
 
 
 class _Step(NamedTuple):
@@ -50,8 +52,8 @@ class OnlineLoader:
             ...
 
     Samples of a group wait for each other. What is ready is planned together as soon as it fills
-    `window` steps, or when nothing more comes; the rows of the last step of a plan are held back to
-    be planned again with what comes later.
+    `window` steps, or when nothing more comes; where the last step of a plan has a row with gaps,
+    it is held back to be planned again with what comes later.
 
     Every row carries, in ``row.state``, the state after its step: the log's cursor, which never
     passes a sample that is not yet delivered or left out, and the ids behind it that are. A loader
@@ -80,7 +82,7 @@ class OnlineLoader:
         Samples whose ``policy_version`` is more than so many versions behind are left out when
         rows are planned. Needs `current_version`.
     current_version : callable, optional
-        Returns the trainer's policy version.
+        Returns the trainer's policy version; called in the loader's thread.
     on_oversize : {"error", "drop"}
         What happens to a sample longer than a row.
     window : int
@@ -349,8 +351,9 @@ class _Options:
         )  # fmt: skip
         self._leave_out(pending, samples, plan.without_target, plan.oversize, metrics)
         count = -(-len(plan.rows) // self.rows)
-        # A short last window would make half-empty rows.
-        delivered = count if everything or count == 1 else count - 1
+        last = plan.unique_tokens[(count - 1) * self.rows :]
+        is_full = len(last) == self.rows and last.min() >= _FULL * self.token_budget
+        delivered = count if everything or count == 1 or is_full else count - 1
         for row in plan.rows[delivered * self.rows :]:
             pending.ready += [samples[number] for number in row.tolist()]
         for step in range(delivered):
@@ -363,7 +366,8 @@ class _Options:
                 for numbers in chosen
             ]  # fmt: skip
             fillers = self.rows - len(rows)
-            rows += [empty_row(parse_schema(rows[0].schema))] * fillers
+            if fillers:
+                rows += [empty_row(parse_schema(rows[0].schema))] * fillers
             batches = [RaggedBatch.from_arrow(row) for row in rows]
             for batch in batches[self.rows - fillers :]:
                 batch.is_filler = True

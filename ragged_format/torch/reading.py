@@ -118,11 +118,15 @@ class Reading:
         fingerprints = [part.fingerprint for part in parts]
         opened = join(parts, mixed_fingerprint(fingerprints, counts))
 
+        window = self.block_size * self.window if self.shuffle == "block" else 0
+
         def orders(number: int, epoch: int) -> Order:
             return self._order(sizes[number], f"{number}|{fingerprints[number]}", epoch)
 
         def order(epoch: int) -> Order:
-            return MixtureOrder(sizes, counts, size=num_rows, epoch=epoch, orders=orders)
+            return MixtureOrder(
+                sizes, counts, size=num_rows, epoch=epoch, window=window, orders=orders
+            )
 
         return opened, num_rows, order
 

@@ -135,6 +135,17 @@ def test_blocks_of_a_dataset_elsewhere_are_fetched_once_an_epoch(samples, far, t
     assert not list((tmp_path / "near").glob("*.part"))
 
 
+def test_a_mixture_of_datasets_elsewhere(samples, far, tmp_path):
+    fetched = []
+    parts = [cached(far, tmp_path, 4, fetched), named(samples, "b", 9)]
+    options = {"shuffle": "block", "block_size": 4, "window": 2}
+    loader = RaggedLoader(Mixture(parts), 3, **options)
+    for _ in range(2):
+        expected = samples.column("sample_id").to_pylist() + [f"b{n}" for n in range(9)]
+        assert sorted(ids_of(loader)) == sorted(expected)
+    assert len(fetched) < 40
+
+
 def test_a_small_cache_serves_any_order(samples, far, tmp_path):
     fetched = []
     loader = RaggedLoader(cached(far, tmp_path, 1, fetched), 3, shuffle=True)
