@@ -315,11 +315,12 @@ class Dataset:
                 "indices are a list of integers", expected="(k,) int",
                 got=f"{asked.dtype} of shape {asked.shape}",
             )  # fmt: skip
-        positions = asked.astype(np.int64)
-        positions[positions < 0] += self.num_rows
-        bad = (positions < 0) | (positions >= self.num_rows)
+        # Compared before the cast: large unsigned integers would become negative positions.
+        bad = (asked < -self.num_rows) | (asked >= self.num_rows)
         if bad.any():
             self._position(int(asked[np.argmax(bad)]))
+        positions = asked.astype(np.int64)
+        positions[positions < 0] += self.num_rows
         return positions
 
 

@@ -113,6 +113,11 @@ def test_take_wants_integers(place, indices):
         rf.Dataset(place).take(indices)
 
 
+def test_take_does_not_wrap_large_unsigned_indices(place):
+    with pytest.raises(rf.OutOfRangeError, match="RF-L002"):
+        rf.Dataset(place).take(np.array([0, 2**64 - 1], np.uint64))
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint64])
 def test_take_of_any_integer_type(place, records, dtype):
     got = rf.Dataset(place).take(np.array([5, 2, 5], dtype))
