@@ -12,6 +12,7 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from ragged_format.errors import (
+    DatasetExistsError,
     DatasetNotFoundError,
     NotRaggedError,
     UnsupportedFeatureError,
@@ -48,9 +49,22 @@ class NewFile:
     ----------
     file : binary file object
         To be written.
+
+    Raises
+    ------
+    DatasetExistsError
+        The place is taken by what is no file (``RF-C009``): renaming would fail, or replace a
+        device or a pipe by a file.
     """
 
     def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise DatasetExistsError(
+                "the place of a file is taken by something else", where=Where(file=str(path)),
+                expected="a file, or nothing",
+                got="a directory" if path.is_dir() else "a device, pipe or socket",
+                remedy="choose another path; open a device or pipe and pass the file object",
+            )  # fmt: skip
         self._path = path
         self._temporary = temporary_name(path)
         self.file = self._temporary.open("xb")

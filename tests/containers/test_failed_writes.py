@@ -1,6 +1,7 @@
 """A write that failed on the way is the writer's last: nothing that follows is taken for whole."""
 
 import io
+import os
 
 import pyarrow as pa
 import pytest
@@ -112,6 +113,17 @@ def test_a_stream_has_no_end_after_a_failed_write():
     assert equal([next(reader)], batches[:1])
     with pytest.raises(rf.TruncatedError):
         next(reader)
+
+
+@pytest.mark.parametrize("kind", [rf.FileWriter, rf.StreamWriter, CompactWriter])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(rf.DatasetExistsError, match="taken by something else"):
+            kind(tmp_path / name, small_schema())
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["folder", "pipe"]
 
 
 @pytest.mark.parametrize("kind", [rf.FileWriter, rf.StreamWriter])
