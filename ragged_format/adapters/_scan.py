@@ -7,6 +7,8 @@ the judge of everything else.
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,11 @@ _KEYS = ("token_ids", "sampling_mask", "prompt_token_ids", "content", "offsets")
 _MARK = chr(MARK)
 # Least bytes of text for a list, a number, a token or entry of log-probs.
 _LIST, _NUMBER, _ENTRY = len('"offsets":[]'), len("1,"), len('{"token_id":1,"logprob":1,"rank":1},')
+
+
+# Texts of a call whose room is kept, about as many bytes as are read at a time, and rooms kept.
+_KEPT_BYTES = 3 << 19
+_KEPT_ROOMS = 4
 
 
 def _stamp() -> int:
@@ -74,12 +81,39 @@ def _room(size: int) -> Room:
     )
 
 
+class _Rooms(threading.local):
+    """Rooms of earlier calls of a thread, used again when none of their arrays is in use.
+
+    New memory costs more than scanning: the system clears each page when it is first touched.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, Room]] = []
+
+    def take(self, size: int) -> Room:
+        """Return a free room for texts of `size` bytes in all."""
+        for most, room in self.kept:
+            # The room itself and the argument hold each array; a view would be a third.
+            is_free = all(sys.getrefcount(room[n]) == 2 for n in range(len(room)))
+            if size <= most and is_free:
+                return room
+        most = max(size, _KEPT_BYTES) if size <= 2 * _KEPT_BYTES else size
+        room = _room(most)
+        if size <= 2 * _KEPT_BYTES and len(self.kept) < _KEPT_ROOMS:
+            self.kept.append((most, room))
+        return room
+
+
+_rooms = _Rooms()
+
+
 def read_texts(texts: Sequence[bytes]) -> list[Any]:
     """Return the value of each JSON text, its big lists as arrays; a ValueError: ``json`` decides.
 
-    The lists are views of arrays that all values share.
+    The lists are views of arrays that all values share, and that later calls use again when none
+    of the views is alive.
     """
-    room = _room(sum(map(len, texts)))
+    room = _rooms.take(sum(map(len, texts)))
     filled = np.zeros(6, np.int64)
     parts = []
     for text in texts:

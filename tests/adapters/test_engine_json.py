@@ -519,6 +519,21 @@ def test_values_of_the_fast_reader_go_back_to_json():
         json.dumps(object(), default=plain)
 
 
+def test_values_stay_as_they_are_when_buffers_are_used_again():
+    texts = [json.dumps({"sampling_mask": [[n, n + 1]] * 50}).encode() for n in range(20)]
+    first = _scan.read_texts(texts[:10])
+    expected = [canon(value) for value in first]
+    _scan.read_texts(texts[10:])
+    second = _scan.read_texts(texts[10:])
+    assert [canon(value) for value in first] == expected
+    rows = first[3]["sampling_mask"]
+    del first
+    third = _scan.read_texts(texts[10:])
+    assert rows.values.tolist() == [3, 4] * 50
+    assert [canon(v) for v in second] == [canon(v) for v in third] != expected
+    assert len(_scan._rooms.kept) <= _scan._KEPT_ROOMS
+
+
 def test_windows_of_one_width_are_made_once():
     assert _entries._windows(3) is _entries._windows(3)
 
