@@ -60,12 +60,27 @@ class Window:
         """Return the unique tokens of a row of these runs."""
         ordered = sorted(runs)
         total = sum(self.unique(run) for run in ordered)
-        for (_, end), (start, _) in pairwise(ordered):
-            # The last sample of one run and the first of the next.
-            span = start - end + 1
-            table = self._minima[span.bit_length() - 1]
-            total -= int(min(table[end], table[start + 1 - (1 << (span.bit_length() - 1))]))
-        return total
+        return total - sum(self._between(left, right) for left, right in pairwise(ordered))
+
+    def _between(self, left: Run, right: Run) -> int:
+        """Return what the last sample of a run shares with the first of a later one."""
+        end, start = left[1], right[0]
+        level = (start - end + 1).bit_length() - 1
+        table = self._minima[level]
+        return int(min(table[end], table[start + 1 - (1 << level)]))
+
+    def insert(self, row: Row, run: Run) -> None:
+        """Add a run to a row whose runs are in order and whose size is exact; both stay so."""
+        place = bisect_left(row.runs, run)
+        around = row.runs[max(place - 1, 0) : place + 1]
+        row.size += self.unique(run)
+        if place > 0:
+            row.size -= self._between(around[0], run)
+        if place < len(row.runs):
+            row.size -= self._between(run, around[-1])
+        if 0 < place < len(row.runs):
+            row.size += self._between(*around)
+        row.runs.insert(place, run)
 
     def load(self, run: Run) -> int:
         """Return the attention score pairs that a run adds to a row that has the base prefix."""
@@ -168,6 +183,7 @@ def fill_gaps(window: Window, rows: list[Row], budget: int, *, max_repeat: float
     `max_repeat` times as many tokens of prefix as it moves.
     """
     for row in rows:
+        row.runs.sort()
         row.size = window.size(row.runs)
     unfilled = sorted(
         (row for row in rows if row.size < FULL * budget), key=lambda row: (row.size, row.first)
@@ -187,10 +203,10 @@ def fill_gaps(window: Window, rows: list[Row], budget: int, *, max_repeat: float
             if receiver is None:
                 receiver = gaps.best(size - window.base)
             if receiver is not None:
-                siblings.append(receiver)
+                if receiver not in siblings:
+                    siblings.append(receiver)
                 gaps.remove(receiver)
-                unfilled[receiver].runs.append(run)
-                unfilled[receiver].size = window.size(unfilled[receiver].runs)
+                window.insert(unfilled[receiver], run)
                 gaps.insert(receiver)
                 continue
             parts: list[Run] = []
@@ -201,7 +217,7 @@ def fill_gaps(window: Window, rows: list[Row], budget: int, *, max_repeat: float
                 kept += stay
             if not parts:
                 kept.append(run)
-        donor.runs = kept
+        donor.runs = sorted(kept)
         donor.size = window.size(kept)
         if kept:
             gaps.insert(number)
@@ -243,8 +259,13 @@ def _split(window: Window, run: Run, max_repeat: float) -> tuple[int, list[Run],
     """Return the prefix that a run shares, its parts to keep, and those to move, smallest first."""
     depth, parts = window.children(run)
     repeated = depth - window.base
-    move = [part for part in parts if repeated <= max_repeat * (window.unique(part) - depth)]
-    stay = [part for part in parts if part not in move] if move else []
+    move: list[Run] = []
+    stay: list[Run] = []
+    for part in parts:
+        pays = repeated <= max_repeat * (window.unique(part) - depth)
+        (move if pays else stay).append(part)
+    if not move:
+        return depth, [], []
     return depth, stay, sorted(move, key=lambda part: (window.unique(part), -part[0]))
 
 

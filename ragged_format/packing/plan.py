@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "plan_rows"]
 
 Tail = Literal["keep", "drop"]
+# An unfilled row of more samples than so many windows (of at least 4096 samples each) have is
+# not planned again: the cost of each window would grow with the data.
+CARRIED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +216,8 @@ def plan_rows(
     else:
         keys = rules.keys(batch, scored.tokens, scored.offsets, within_group=within_group)
         source = _Sorter(keys, scored.offsets, lengths, fork)
-    planner = _Planner(source, lengths, token_budget, ranks, max_repeat)
+    carried = CARRIED * max(window, 4096)
+    planner = _Planner(source, lengths, token_budget, ranks, max_repeat, carried)
     planned = np.flatnonzero(has_target & fits)
     # Windows of equal size: a small last one would give rows that are hard to fill.
     windows = np.array_split(planned, -(-len(planned) // window)) if len(planned) else []
@@ -271,10 +275,16 @@ class _Planner:
     """Forms rows window by window and groups them into steps."""
 
     def __init__(
-        self, sort: _Sorter | None, lengths: Int64, budget: int, ranks: int, max_repeat: float
+        self,
+        sort: _Sorter | None,
+        lengths: Int64,
+        budget: int,
+        ranks: int,
+        max_repeat: float,
+        most_carried: int,
     ) -> None:
         self.sort, self.lengths, self.budget, self.ranks = sort, lengths, budget, ranks
-        self.max_repeat = max_repeat
+        self.max_repeat, self.most_carried = max_repeat, most_carried
         self.steps: list[list[PlannedRow]] = []
         self.open_rows: list[PlannedRow] = []
         self.carried = np.zeros(0, np.int64)
@@ -285,7 +295,8 @@ class _Planner:
         rows = self.form(np.sort(np.concatenate([self.carried, samples])))
         if not last:
             emptiest = min(rows, key=lambda row: (row.unique_tokens, int(row.samples.min())))
-            if emptiest.unique_tokens < FULL * self.budget:
+            few = len(emptiest.samples) <= self.most_carried
+            if few and emptiest.unique_tokens < FULL * self.budget:
                 rows = [row for row in rows if row is not emptiest]
                 self.carried = emptiest.samples
             else:

@@ -1,6 +1,7 @@
 """Plans hold every sample once, keep the budget, and balance the ranks."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,9 @@ from support.prefix_trie import SCHEMA, batch_of, random_samples, sharing_sample
 
 import ragged_format as rf
 from ragged_format.packing import Plan, pack_row, plan_rows
+from ragged_format.packing import plan as planning
 from ragged_format.packing.attention import attention_mask
-from ragged_format.packing.bins import Window, spread
+from ragged_format.packing.bins import Row, Window, spread
 from ragged_format.testing import rollouts, variants
 
 OPTIONS = st.fixed_dictionaries({
@@ -258,3 +260,51 @@ def test_a_window_of_many_rows():
     assert [len(row) for row in plan.rows] == [1] * 300
     assert plan.imbalance == pytest.approx(304 / 300)
     assert plan.missing_rows == 4
+
+
+@given(samples=sharing_samples(max_samples=12), seed=st.integers(0, 99))
+def test_the_size_of_a_row_stays_exact_when_runs_are_added(samples, seed):
+    rng = np.random.default_rng(seed)
+    ordered = sorted(s["tokens"] for s in samples)
+    shared = [0] + [
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        for a, b in pairwise(ordered)
+    ]
+    window = Window(np.array([len(t) for t in ordered]), np.array(shared))
+    cuts = np.flatnonzero(rng.random(len(ordered) + 1) < 0.6).tolist()
+    runs = list(pairwise(sorted({0, len(ordered), *cuts})))
+    row = Row(0)
+    for place in rng.permutation(len(runs)).tolist():
+        window.insert(row, runs[place])
+        assert row.runs == sorted(row.runs)
+        held = [tuple(ordered[i]) for run in row.runs for i in range(*run)]
+        assert row.size == window.size(row.runs)
+        assert row.size == len({tokens[: n + 1] for tokens in held for n in range(len(tokens))})
+
+
+@pytest.mark.parametrize("kind", ["same", "prefixes of each other"])
+def test_many_small_samples_take_steps_in_proportion(kind, monkeypatch):
+    """Each look-up of a run's size is counted: once they were as many as pairs of samples."""
+    calls = 0
+
+    def counted(self, run):
+        nonlocal calls
+        calls += 1
+        return real(self, run)
+
+    real = Window.unique
+    monkeypatch.setattr(Window, "unique", counted)
+    count = 1500
+    tokens = [[1] * (2 if kind == "same" else number % 90 + 2) for number in range(count)]
+    samples = [{"tokens": t, "mask": [0] + [1] * (len(t) - 1)} for t in tokens]
+    plan = plan_rows(batch_of(samples), 101)
+    assert len(plan.rows) == 1
+    assert calls < 40 * count
+
+
+def test_a_row_of_very_many_samples_does_not_go_on(monkeypatch):
+    samples = batch_of([{"tokens": [1, 2], "mask": [0, 1]}] * 60)
+    assert len(plan_rows(samples, 9, window=20).rows) == 1
+    monkeypatch.setattr(planning, "CARRIED", 0)
+    plan = plan_rows(samples, 9, window=20)
+    assert sorted(len(row) for row in plan.rows) == [20, 20, 20]
