@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "FULL_RULES",
     "LOG_PROB_TOLERANCE",
     "TargetFlag",
+    "count_held",
     "first_with_repeat",
 ]
 
@@ -35,6 +37,7 @@ FLOAT16_MASS_TOLERANCE = 5e-3
 FLAG_BITS = 5
 # Elements of a table that is sorted at once: fits the cache.
 _TABLE_SIZE = 1 << 18
+_PART_SIZE = 1 << 15
 
 
 class TargetFlag:
@@ -182,9 +185,9 @@ def sets_hold_sampled(view: View) -> None:
             continue
         values, offsets = view.values(_ids(axis.name)), view.parents[axis.name]
         sampled, lengths = sampled_tokens(view), np.diff(offsets)
-        hits = np.flatnonzero(np.repeat(sampled, lengths) == values)
-        if len(hits) == np.count_nonzero(lengths):
+        if count_held(values, offsets, sampled) == np.count_nonzero(lengths):
             continue  # ids are unique in a set, so each has at most one hit
+        hits = np.flatnonzero(np.repeat(sampled, lengths) == values)
         held = np.zeros(len(lengths), bool)
         held[np.searchsorted(offsets, hits, side="right") - 1] = True
         missing = ~held & (lengths > 0)
@@ -195,6 +198,19 @@ def sets_hold_sampled(view: View) -> None:
                 expected=f"a set with {sampled[first]}",
                 got=values[offsets[first] : offsets[first + 1]][:8].tolist(),
             )  # fmt: skip
+
+
+def count_held(values: npt.NDArray[Any], offsets: Int64, wanted: npt.NDArray[Any]) -> int:
+    """Return how many of the values, (t,), equal the one that is wanted, (n,), in their segment."""
+    lengths = np.diff(offsets)
+    # Parts that fit the cache: whole, the repeated values would go to memory and back.
+    bounds = offsets.searchsorted(np.arange(0, len(values), _PART_SIZE))
+    count = 0
+    for begin, end in pairwise([*bounds.tolist(), len(lengths)]):
+        part = values[offsets[begin] : offsets[end]]
+        hits = np.repeat(wanted[begin:end], lengths[begin:end]) == part
+        count += int(np.count_nonzero(hits))
+    return count
 
 
 def head_ids_in_vocabulary(view: View) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ragged_format.adapters._sentinels import classify
 from ragged_format.errors import ConversionError
 from ragged_format.lists import Int64, offsets_of, segment_sums
+from ragged_format.rules import count_held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +123,10 @@ def read_support(
         repeats = np.flatnonzero(_falls(ids, offsets)) + 1
         repeated = len(repeats)
         fault[_owner(repeats, offsets)] = DUPLICATE
-    is_sampled = ids == np.repeat(sampled.astype(np.int32), counts)
+    tokens = sampled.astype(np.int32)
     # One hit for every set, unless an id is twice in one.
-    if unsorted or repeated or np.count_nonzero(is_sampled) != np.count_nonzero(counts):
+    if repeated or count_held(ids, offsets, tokens) != np.count_nonzero(counts):
+        is_sampled = ids == np.repeat(tokens, counts)
         held = np.zeros(len(sampled), bool)
         held[_owner(np.flatnonzero(is_sampled), offsets)] = True
         fault[~held & (fault == 0)] = OUTSIDE
