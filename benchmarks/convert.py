@@ -1,4 +1,7 @@
-"""Engine JSON to validated Arrow: ours against `json.loads` and a loop over tokens."""
+"""Engine JSON to validated Arrow: ours against `json.loads` and a loop over tokens.
+
+Our compiled code is loaded, and where it is not on disk yet made, before anything is timed.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,17 @@ _VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
     "POLARS_MAX_THREADS", "RAYON_NUM_THREADS",
 )  # fmt: skip
-_PACKAGES = ("numpy", "pyarrow", "torch", "trl", "xxhash", "zstandard", "pysimdjson", "polars")
+_PACKAGES = (
+    "numpy",
+    "pyarrow",
+    "torch",
+    "trl",
+    "xxhash",
+    "zstandard",
+    "pysimdjson",
+    "numba",
+    "polars",
+)
 
 
 def set_thread_variables() -> None:
