@@ -19,7 +19,8 @@ import base64
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -94,6 +95,20 @@ class CompactWriter:
         self._schema = encoded_schema(self._known.ragged).with_metadata(metadata)
         options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", ZSTD_LEVEL))
         self._writer = pa.ipc.new_file(self._new.file, self._schema, options=options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,8 @@ from ragged_format.errors import (
     UnsupportedFeatureError,
     Where,
 )
+from ragged_format.forked import disown_in_children
+from ragged_format.writer_state import require_open
 
 __all__ = [
     "TEMPORARY_MARK",
@@ -43,7 +45,8 @@ class NewFile:
     """A file under a temporary name that takes its final name, and its place, when it is complete.
 
     Guarantees: other processes see the old file or the whole new one; a file that is open or mapped
-    elsewhere keeps its content; after :meth:`commit` the new file survives a power cut.
+    elsewhere keeps its content; after :meth:`commit` the new file survives a power cut. A forked
+    child can neither write to it nor remove it.
 
     Attributes
     ----------
@@ -68,9 +71,13 @@ class NewFile:
         self._path = path
         self._temporary = temporary_name(path)
         self.file = self._temporary.open("xb")
+        self._ours = True
+        disown_in_children(self)
 
     def commit(self) -> None:
         """Make the content durable and the name final; on an exception nothing remains."""
+        if not self._ours:
+            require_open("forked", str(self._path))
         with self.removed_on_error():
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -92,7 +99,17 @@ class NewFile:
         # Closing flushes, which fails again on a full disk.
         with suppress(OSError):
             self.file.close()
-        self._temporary.unlink(missing_ok=True)
+        if self._ours:
+            self._temporary.unlink(missing_ok=True)
+
+    def disown(self) -> None:
+        """Leave the file to the parent of a forked child, and its buffered bytes as well."""
+        self._ours = False
+        if not self.file.closed:
+            # The buffer is flushed when the child ends; it must not reach the parent's file.
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self.file.fileno(), inheritable=False)
+            os.close(nowhere)
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from ragged_format.errors import (
     Where,
 )
 from ragged_format.files import FileWriter
+from ragged_format.forked import disown_in_children
 from ragged_format.known_schemas import known_schema
 from ragged_format.local_files import TEMPORARY_MARK, local_path
 from ragged_format.manifest import (
@@ -79,7 +80,8 @@ class Writer:
 
     Use it as a context manager. Until the commit no reader sees anything; an exception that leaves
     the block, or a crash, commits nothing. Several writers may append at the same time. After a
-    write that failed on the way, as on a full disk, nothing is committed, and closing raises.
+    write that failed on the way, as on a full disk, nothing is committed, and closing raises. In a
+    forked child the writer is of no use, and harmless to its parent.
 
     Guarantees: what was committed is durable. Memory is bounded by about three stored batches; what
     is pending is copied where it would keep a much larger parent alive.
@@ -162,7 +164,7 @@ class Writer:
         self._shards: list[Shard] = []
         self._file: FileWriter | CompactWriter | None = None
         self._encoding: Encoding = encoding
-        self._state: Literal["open", "committed", "aborted", "failed"] = "open"
+        self._state: Literal["open", "committed", "aborted", "failed", "forked"] = "open"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as err:
@@ -174,6 +176,7 @@ class Writer:
         self._merged(self._current())
         self._token = secrets.token_hex(8)
         self._lease = _Lease(self.path, self._token)
+        disown_in_children(self)
 
     def __enter__(self) -> Self:
         return self
@@ -293,7 +296,7 @@ class Writer:
             Another writer made a dataset here meanwhile that the mode does not allow to change; or
             a write failed on the way.
         """
-        if self._state == "failed":
+        if self._state in ("failed", "forked"):
             self._require_open()
         if self._state != "open":
             return
@@ -333,6 +336,11 @@ class Writer:
             (self.path / shard.name).unlink(missing_ok=True)
         self._pending = []
         self._lease.release()
+
+    def disown(self) -> None:
+        """Leave everything to the parent of a forked child."""
+        if self._state == "open":
+            self._state = "forked"
 
     def _current(self) -> Manifest | None:
         with suppress(DatasetNotFoundError):

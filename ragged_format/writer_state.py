@@ -9,7 +9,14 @@ from ragged_format.errors import DatasetExistsError, Where
 __all__ = ["WriterState", "require_open"]
 
 # "failed" also stands for a write under way: whatever interrupts it leaves half of it behind.
-WriterState: TypeAlias = Literal["open", "closed", "aborted", "failed"]
+# "forked" is that of a copy in a forked child.
+WriterState: TypeAlias = Literal["open", "closed", "aborted", "failed", "forked"]
+
+_WHAT = {
+    "failed": "an earlier write failed and left half a batch behind",
+    "forked": "the writer belongs to the process from which this one was forked",
+}
+_REMEDY = {"failed": "write everything anew with another writer"}
 
 
 def require_open(state: WriterState, name: str | None) -> None:
@@ -24,13 +31,7 @@ def require_open(state: WriterState, name: str | None) -> None:
     """
     if state == "open":
         return
-    failed = state == "failed"
     raise DatasetExistsError(
-        "an earlier write failed and left half a batch behind"
-        if failed
-        else "the writer is finished",
-        where=Where(file=name),
-        expected="an open writer",
-        got=state,
-        remedy="write everything anew with another writer" if failed else "open another writer",
-    )
+        _WHAT.get(state, "the writer is finished"), where=Where(file=name),
+        expected="an open writer", got=state, remedy=_REMEDY.get(state, "open another writer"),
+    )  # fmt: skip
