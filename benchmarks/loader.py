@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +56,16 @@ def _samples(shape: str, count: int) -> pa.RecordBatch:
 def _compare(shape: str, batch: pa.RecordBatch, folder: Path, settings: Settings) -> list[Figure]:
     with rf.Writer(folder / "ours", batch.schema) as writer:
         writer.write(batch)
-    options = {"shuffle": True, "seed": 1}
     size = SHAPES[shape][1]
     loaders = {
-        "ours": RaggedLoader(folder / "ours", size, **options),
-        "inline": RaggedLoader(folder / "ours", size, prefetch=0, **options),
-        "blocks": RaggedLoader(folder / "ours", size, **{**options, "shuffle": "block"}),
+        "ours": RaggedLoader(folder / "ours", size, shuffle=True, seed=1),
+        "inline": RaggedLoader(folder / "ours", size, shuffle=True, seed=1, prefetch=0),
+        "blocks": RaggedLoader(folder / "ours", size, shuffle="block", seed=1),
     }
-    iterable = RaggedIterable(folder / "ours", size, **options)
+    iterable = RaggedIterable(folder / "ours", size, shuffle=True, seed=1)
     sizes = [loaded.nbytes for loaded in loaders["inline"]]
     contenders: dict[str, Callable[[], object]] = {
-        name: (lambda loader=loader: epoch(loader)) for name, loader in loaders.items()
+        name: partial(epoch, loader) for name, loader in loaders.items()
     }
     contenders["iterable"] = lambda: epoch(iterable)
     contenders["views"] = loader_peers.views(batch, folder, size)
