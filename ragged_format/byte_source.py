@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import zstandard
 
-from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
+from ragged_format.errors import (
+    CorruptError,
+    LimitExceededError,
+    NotRaggedError,
+    TruncatedError,
+    UnsupportedFeatureError,
+)
 from ragged_format.flatbuffer import Header, parse_header, prefix_size
 
 __all__ = [
     "ByteSource",
     "Message",
+    "byte_sink",
     "byte_source",
     "describe",
     "next_body",
@@ -131,9 +139,12 @@ class FileSource:
             if self._readinto is not None:
                 got = self._readinto(out[done:])
             else:
-                data = self._file.read(len(out) - done)
-                got = len(data)
-                out[done : done + got] = data
+                data = _bytes(self._file.read(len(out) - done))
+                got = None if data is None else len(data)
+                if data is not None:
+                    out[done : done + len(data)] = data
+            if got is None:
+                raise _non_blocking("source", "gives")
             if not got:
                 break
             done += got
@@ -171,6 +182,58 @@ class _Peeked:
         return bytes(self._file.read(size))
 
 
+def _bytes(data: Any) -> bytes | memoryview | None:
+    """Return what ``read`` returned, None if that was None."""
+    try:
+        return None if data is None else memoryview(data).cast("B")
+    except TypeError as err:
+        raise _not_binary(data) from err
+
+
+def _not_binary(source: object) -> NotRaggedError:
+    return NotRaggedError(
+        "the source gives no bytes", expected="a path, bytes or a binary file object",
+        got=type(source).__name__,
+        remedy="open files in mode 'rb', and sockets with makefile('rb')",
+    )  # fmt: skip
+
+
+def _non_blocking(what: str, does: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"the {what} is non-blocking and {does} nothing now", expected=f"a {what} that waits",
+        got="None", remedy="make it blocking, with a timeout if need be",
+    )  # fmt: skip
+
+
+def byte_sink(sink: Any) -> Callable[[bytes | memoryview], object]:
+    """Return what writes all of some bytes to a binary file object.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        The object takes no bytes (``RF-V002``); when it is used, also if it is non-blocking.
+    """
+    write = getattr(sink, "write", None)
+    if write is None or isinstance(sink, io.TextIOBase):
+        raise UnsupportedFeatureError(
+            "the sink takes no bytes", expected="a path or a binary file object",
+            got=type(sink).__name__,
+            remedy="open files in mode 'wb', and sockets with makefile('wb')",
+        )  # fmt: skip
+    if not isinstance(sink, io.RawIOBase):
+        return write  # type: ignore[no-any-return]
+
+    def write_all(data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:  # a raw file may take a part only
+            taken = write(view)
+            if not taken:
+                raise _non_blocking("sink", "takes")
+            view = view[taken:]
+
+    return write_all
+
+
 def byte_source(source: Any) -> ByteSource:
     """Return a sequential reader of bytes-like data or of a binary file object.
 
@@ -180,7 +243,14 @@ def byte_source(source: Any) -> ByteSource:
     ----------
     source : bytes-like, pyarrow.Buffer or binary file object
         A file object needs ``read`` only; it need not seek.
+
+    Raises
+    ------
+    NotRaggedError
+        The object gives no bytes (``RF-S001``).
     """
+    if isinstance(source, io.TextIOBase):
+        raise _not_binary(source)
     if type(source) is io.BytesIO:
         start = source.tell()
         if source.getvalue()[start : start + 4] != ZSTD_MAGIC:
@@ -190,7 +260,10 @@ def byte_source(source: Any) -> ByteSource:
         if peeked == ZSTD_MAGIC:
             return FileSource(_ZstdFile(_Peeked(source, peeked)))
         return FileSource(source, peeked)
-    buffer = source if isinstance(source, pa.Buffer) else pa.py_buffer(source)
+    try:
+        buffer = source if isinstance(source, pa.Buffer) else pa.py_buffer(source)
+    except TypeError as err:
+        raise _not_binary(source) from err
     if bytes(buffer[:4]) == ZSTD_MAGIC:
         return FileSource(_ZstdFile(pa.BufferReader(buffer)))
     return BufferSource(buffer)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ragged_format.decoding import Projection
-from ragged_format.errors import InvariantError, LimitExceededError, OutOfRangeError, Where
+from ragged_format.decoding import Projection, check_size
+from ragged_format.errors import InvariantError, OutOfRangeError, Where
 from ragged_format.local_files import local_path
 from ragged_format.manifest import Manifest, read_manifest
 from ragged_format.snapshot import ShardReader, Snapshot, resized
@@ -223,10 +223,8 @@ class Dataset:
         verify : bool
             Compare every batch with its digest, and every shard with its trailer.
         """
-        if batch_size is not None and batch_size < 1:
-            raise LimitExceededError(
-                "a batch has at least one record", expected="batch_size >= 1", got=batch_size
-            )
+        if batch_size is not None:
+            check_size("batch_size", batch_size)
         stored = self._snapshot.batches(self._project(columns), verify=verify)
         return stored if batch_size is None else resized(stored, batch_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -37,6 +38,7 @@ __all__ = [
     "Projection",
     "Validation",
     "check_choice",
+    "check_size",
     "check_trailer",
     "conform",
     "decode",
@@ -60,6 +62,16 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise LimitExceededError(
             f"{name} has no such choice", expected=" or ".join(map(repr, choices)), got=value
         )
+
+
+def check_size(name: str, value: object) -> None:
+    """Raise unless an argument is a positive integer."""
+    try:
+        positive = not isinstance(value, bool) and operator.index(value) >= 1  # type: ignore[call-overload]
+    except TypeError:
+        positive = False
+    if not positive:
+        raise LimitExceededError(f"{name} is a positive integer", expected=">= 1", got=repr(value))
 
 
 class Projection:

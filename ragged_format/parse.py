@@ -158,13 +158,13 @@ def _element_type(field: pa.Field, axis: str) -> tuple[pa.DataType, bool]:
         raise SchemaMismatchError(
             "a column below the record axis is a large_list (64-bit offsets)",
             where=Where(column=field.name), expected="large_list<…>", got=field.type,
-            remedy="cast with ragged_format.ragged.canonical(batch)",
+            remedy="convert the data with rf.canonical(batch, schema)",
         )  # fmt: skip
     if field.nullable:
         raise SchemaMismatchError(
             "a list column is declared non-null",
             code="RF-S005", where=Where(column=field.name), expected="nullable=False",
-            got="nullable=True", remedy="re-apply the canonical schema: ragged.canonical(batch)",
+            got="nullable=True", remedy="convert the data with rf.canonical(batch, schema)",
         )  # fmt: skip
     return field.type.value_type, field.type.value_field.nullable
 

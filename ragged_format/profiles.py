@@ -6,15 +6,12 @@ specification are checked against them by a test.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.schema import RECORD, Column, LogProb, Profile, RaggedSchema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = [
     "PACKED_COLUMNS",
@@ -153,6 +150,18 @@ def standard_column(name: str, profile: Profile = "sample") -> Column:
         ) from None  # fmt: skip
 
 
+def _asked(columns: Iterable[str | Column], profile: Profile) -> list[Column]:
+    """Return the columns that names and declarations ask for."""
+    if isinstance(columns, Iterable) and not isinstance(columns, str):
+        given = list(columns)
+        if all(isinstance(column, str | Column) for column in given):
+            return [standard_column(c, profile) if isinstance(c, str) else c for c in given]
+    raise SchemaMismatchError(
+        "columns are a list of names and declarations", code="RF-S003",
+        expected="names of standard columns, rf.Column", got=repr(columns),
+    )  # fmt: skip
+
+
 def _schema(
     profile: Profile,
     vocab_size: int,
@@ -164,7 +173,7 @@ def _schema(
         off = {MEMBER_PREFIX * (profile == "packed") + name for name in _ON_REQUEST} | _ON_REQUEST
         chosen = [column for name, column in standard.items() if name not in off]
     else:
-        asked = [standard_column(c, profile) if isinstance(c, str) else c for c in columns]
+        asked = _asked(columns, profile)
         by_name = {column.name: column for column in asked}
         if len(asked) > len(by_name):
             names = [column.name for column in asked]
@@ -314,7 +323,7 @@ def check_standard(schema: RaggedSchema) -> None:
             raise SchemaMismatchError(
                 "a standard column has its standard nullability",
                 code="RF-S005", where=where, expected=known.nullable, got=column.nullable,
-                remedy="re-apply the canonical schema: ragged.canonical(batch)",
+                remedy="convert the data with rf.canonical(batch, schema)",
             )  # fmt: skip
         for key, code in (("axis", "RF-S006"), ("opens", "RF-S006"), ("mask", "RF-S006"),
                           ("fill", "RF-S007")):  # fmt: skip

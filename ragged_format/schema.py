@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -131,10 +132,17 @@ class Column:
 
     def __post_init__(self) -> None:
         where = Where(column=self.name)
+        texts = (self.name, self.axis, self.opens or "")
+        if not all(isinstance(text, str) for text in texts):
+            raise SchemaMismatchError(
+                "names of columns and axes are text", code="RF-S009", expected="str", got=texts
+            )
+        object.__setattr__(self, "shape", self._checked_shape())
         if not isinstance(self.type, pa.DataType) or str(self.type) not in PRIMITIVES:
             raise SchemaMismatchError(
                 "a column's value type is an integer, float, string or binary",
                 where=where, expected=", ".join(PRIMITIVES), got=self.type,
+                remedy="convert data of other producers with rf.canonical(data, schema)",
             )  # fmt: skip
         numeric = pa.types.is_integer(self.type) or pa.types.is_floating(self.type)
         if self.opens is not None and not pa.types.is_integer(self.type):
@@ -158,10 +166,10 @@ class Column:
                 "only record and member columns may hold nulls",
                 code="RF-S005", where=where, expected="nullable=False", got="nullable=True",
             )  # fmt: skip
-        if self.shape and (not numeric or any(n < 1 for n in self.shape) or self.nullable):
+        if self.shape and (not numeric or self.nullable):
             raise SchemaMismatchError(
-                "a fixed shape needs a non-null number type and positive sizes",
-                where=where, expected="sizes >= 1", got=self.shape,
+                "a fixed shape needs a number type without nulls",
+                where=where, expected="numbers, nullable=False", got=f"shape {self.shape}",
             )  # fmt: skip
         if self.log_prob is not None and not pa.types.is_floating(self.type):
             raise SchemaMismatchError(
@@ -179,6 +187,20 @@ class Column:
                 "only numbers are padded", code="RF-S009", where=where,
                 expected="no fill", got=self.fill,
             )  # fmt: skip
+
+    def _checked_shape(self) -> tuple[int, ...]:
+        """Return the shape as Python integers; an element must fit a fixed-size list."""
+        try:
+            shape = tuple(operator.index(size) for size in self.shape)
+        except TypeError:
+            shape = (-1,)
+        # 32-bit sizes are those of Arrow.
+        if shape and (min(shape) < 1 or math.prod(shape) >= 1 << 31):
+            raise SchemaMismatchError(
+                "a shape is a sequence of positive sizes", where=Where(column=self.name),
+                expected="sizes >= 1, fewer than 2^31 values in all", got=self.shape,
+            )  # fmt: skip
+        return shape
 
     def _checked_fill(self) -> int | float:
         """Return the fill as Python number of the column's kind; it must be a value of the type."""

@@ -13,9 +13,8 @@ the whole.
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from ragged_format.byte_source import (
     ByteSource,
+    byte_sink,
     byte_source,
     describe,
     next_body,
@@ -92,13 +92,8 @@ class StreamWriter:
         self._name = getattr(sink, "name", None) if path is None else str(path)
         self._encoder = Encoder(schema, validate=validate, name=self._name)
         self._new = None if path is None else NewFile(path)
-        opened: Any = sink if self._new is None else self._new.file
-        self._sink = opened
-        # A raw file may take a part only.
-        raw = isinstance(sink, io.RawIOBase)
-        self._put: Callable[[bytes | memoryview], object] = (
-            self._put_in_parts if raw else opened.write
-        )
+        self._sink: Any = sink if self._new is None else self._new.file
+        self._put = byte_sink(self._sink)
         self.trailer: Trailer | None = None
         with nullcontext() if self._new is None else self._new.removed_on_error():
             self._put(self._encoder.known.message)
@@ -172,11 +167,6 @@ class StreamWriter:
         self._state = "aborted"
         if self._new is not None:
             self._new.abort()
-
-    def _put_in_parts(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[self._sink.write(view) :]
 
 
 def write_stream(

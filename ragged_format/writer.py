@@ -30,6 +30,7 @@ from ragged_format.decoding import (
     Batches,
     Validation,
     check_choice,
+    check_size,
     conform,
     iter_batches,
 )
@@ -111,6 +112,8 @@ class Writer:
     ------
     DatasetExistsError
         Mode "error", and there is a dataset (``RF-C009``).
+    LimitExceededError
+        A choice is unknown, or a size no positive integer (``RF-L001``).
     SchemaMismatchError
         Mode "append", and the dataset has another schema identity (``RF-S010``).
 
@@ -150,11 +153,14 @@ class Writer:
         check_choice("mode", mode, MODES)
         check_choice("validate", validate, VALIDATIONS)
         check_choice("encoding", encoding, ENCODINGS)
+        for name, size in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
+            check_size(name, size)
+        check_size("max_shard_bytes", max_shard_bytes)
         self.path = local_path(path)
         self._known = known_schema(schema)
         self._mode: Mode = mode
         self._validate: Validation = validate
-        self._batch_rows = max(1, batch_rows)
+        self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._max_shard_bytes = max_shard_bytes
         self._lineage = _checked_lineage(lineage)

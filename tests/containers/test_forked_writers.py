@@ -46,7 +46,7 @@ def test_a_forked_child_leaves_the_parents_data_alone(tmp_path, kind, how):
     """By any way out of the block; leaving it without an error is one in the child."""
     path = tmp_path / "x"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, TESTS, str(path), kind, how],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, TESTS, str(path), kind, how],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,7 +78,7 @@ writer.close()
 
 def test_a_copy_in_a_child_says_whose_it_is(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", COPY, TESTS, str(tmp_path / "x")],
+        [sys.executable, "-W", "ignore", "-c", COPY, TESTS, str(tmp_path / "x")],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == "the writer belongs to the process from which this one was forked\n" * 2

@@ -1,5 +1,8 @@
 """Arguments of the wrong kind are typed errors that name what was expected."""
 
+import io
+import socket
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -69,3 +72,76 @@ def test_tables_are_packed_like_batches(samples):
 def test_a_plan_is_counted_in_integers(samples, options):
     with pytest.raises(rf.PackingError):
         plan_rows(samples, **options)
+
+
+@pytest.mark.parametrize("name", ["batch_rows", "batch_bytes", "max_shard_bytes"])
+@pytest.mark.parametrize("size", [0, -1, 1.5, "9", None, True])
+def test_sizes_of_a_writer_that_are_no_positive_integers(tmp_path, samples, name, size):
+    with pytest.raises(rf.LimitExceededError, match=f"{name} is a positive integer"):
+        rf.Writer(tmp_path / "data", samples.schema, **{name: size})
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "9", True])
+def test_a_batch_size_that_is_no_positive_integer(dataset, size):
+    with pytest.raises(rf.LimitExceededError, match="batch_size is a positive integer"):
+        dataset.batches(batch_size=size)
+
+
+@pytest.mark.parametrize("shape", [(1.5,), 3, (0,), (2, -2), ("2",), (2**16, 2**15)])
+def test_a_shape_that_no_element_has(shape):
+    with pytest.raises(rf.SchemaMismatchError, match="shape"):
+        rf.Column("own", "token", pa.int8(), shape=shape)
+
+
+def test_a_shape_of_any_sequence_of_integers():
+    column = rf.Column("own", "token", pa.int8(), shape=[np.int64(2), 3])
+    assert column == rf.Column("own", "token", pa.int8(), shape=(2, 3))
+    assert hash(column) == hash(rf.Column("own", "token", pa.int8(), shape=(2, 3)))
+
+
+@pytest.mark.parametrize("texts", [(5, "token", None), ("own", None, None), ("own", "token", 5)])
+def test_names_that_are_no_text(texts):
+    name, axis, opens = texts
+    with pytest.raises(rf.SchemaMismatchError, match="text"):
+        rf.Column(name, axis, pa.int8(), opens=opens)
+
+
+@pytest.mark.parametrize("columns", [5, "group_id", [5], [None]])
+def test_columns_that_are_no_list_of_names(columns):
+    with pytest.raises(rf.SchemaMismatchError, match="a list of names"):
+        rf.sample_schema(vocab_size=9, columns=columns)
+
+
+class GivesText:
+    def read(self, size):
+        return "x" * size
+
+
+@pytest.mark.parametrize(
+    "source", [None, 5, [b""], io.StringIO("text"), GivesText(), socket.socket], ids=str
+)
+def test_a_source_that_gives_no_bytes(source):
+    with pytest.raises(rf.NotRaggedError, match="no bytes"):
+        rf.read_stream(source)
+
+
+@pytest.mark.parametrize("sink", [None, 5, io.StringIO(), b"x"], ids=str)
+def test_a_sink_that_takes_no_bytes(samples, sink):
+    with pytest.raises(rf.UnsupportedFeatureError, match="takes no bytes"):
+        rf.write_stream(sink, samples)
+
+
+def test_a_socket_that_does_not_wait(samples):
+    """Once it was read as cut, and writing to it went on for ever."""
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        with pytest.raises(rf.UnsupportedFeatureError, match="non-blocking"):
+            rf.read_stream(right.makefile("rb"))
+        with (
+            left.makefile("wb", buffering=0) as sink,
+            pytest.raises(rf.UnsupportedFeatureError, match="non-blocking"),
+        ):
+            rf.write_stream(sink, [samples] * 9999)
