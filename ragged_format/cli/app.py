@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,10 @@ Exit codes: 0 done; 1 the data is refused or found invalid, or a file cannot be 
 """.replace("\n", " ").strip()
 
 
+# A keyword argument with a word for its value, as library errors advise it.
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<quote>['\"])(?P<value>\w+)(?P=quote)")
+
+
 class _Commands(TyperGroup):
     """Built-in commands and those of the entry-point group; turns errors into exit codes."""
 
@@ -65,11 +70,25 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except RaggedError as err:
+            err.remedy = self._in_options(ctx, err.remedy)
             raise fail(ctx, err) from err
         except OSError as err:
             if err.errno == errno.EPIPE:  # a reader such as `head` has enough: typer exits quietly
                 raise
             raise fail(ctx, as_ragged_error(err)) from err
+
+    def _in_options(self, ctx: Any, remedy: str | None) -> str | None:
+        """Return a remedy with Python arguments, as in ``mode='append'``, written as options."""
+        command = self.get_command(ctx, ctx.invoked_subcommand) if ctx.invoked_subcommand else None
+        names = {parameter.name for parameter in getattr(command, "params", ())}
+
+        def option(found: re.Match[str]) -> str:
+            name, value = found["name"], found["value"]
+            if name in names:
+                return f"--{name.replace('_', '-')} {value}"
+            return f"--option {name}={value}" if "option" in names else found[0]
+
+        return remedy and _ARGUMENT.sub(option, remedy)
 
 
 def _broken(name: str, err: RaggedError) -> Any:

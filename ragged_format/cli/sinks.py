@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.cli.inputs import STDIN
-from ragged_format.errors import DatasetExistsError
 from ragged_format.streams import StreamWriter
 from ragged_format.writer import Writer
 
@@ -37,8 +36,4 @@ def open_sink(
     """
     if target == STDIN:
         return StreamWriter(sys.stdout.buffer, schema, validate="full")
-    try:
-        return Writer(target, schema, mode=mode, lineage=lineage, encoding=encoding)
-    except DatasetExistsError as err:
-        err.remedy = "pass --mode append or --mode overwrite, or choose another path"
-        raise
+    return Writer(target, schema, mode=mode, lineage=lineage, encoding=encoding)

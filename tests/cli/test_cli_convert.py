@@ -134,6 +134,15 @@ def test_columns_that_come_late_through_a_pipe_must_be_named(
     ]  # fmt: skip
 
 
+def test_remedies_name_options_not_arguments(invoke, invoke_json, tmp_path):
+    raw = record(0)
+    raw["response"]["choices"][0]["logprobs"]["content"][-1]["logprob"] = -0.25
+    source = write(tmp_path / "in.jsonl", [raw])
+    found = invoke_json(*VLLM, source, tmp_path / "out", exit_code=1)
+    assert "pass --logprobs-mode raw, or run" in found["remedy"]
+    assert "pass --logprobs-mode raw, or run" in invoke(*VLLM, source, tmp_path / "out").stderr
+
+
 def test_modes(invoke_json, tmp_path, windows_of_two):
     first = write(tmp_path / "a.jsonl", [record(0, heads=True)])
     second = write(tmp_path / "b.jsonl", [record(1)])
