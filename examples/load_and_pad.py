@@ -8,6 +8,9 @@ in buckets: [(1, 1), (2, 2), (1, 4)]
 widest head: 2
 """
 
+import tempfile
+from pathlib import Path
+
 import pyarrow as pa
 
 import ragged_format as rf
@@ -22,7 +25,7 @@ SCHEMA = rf.sample_schema(
 )  # fmt: skip
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     samples = pa.RecordBatch.from_pylist([
         {
             "sample_id": "a", "input_ids": [1, 2, 8, 9, 3], "completion_mask": [0, 0, 1, 1, 0],
@@ -38,10 +41,11 @@ def main() -> None:
     ], schema=SCHEMA)  # fmt: skip
     report = PackReport()
     row = pack_row(samples, packing="tree", report=report)
-    with rf.Writer("packed", row.schema) as writer:
+    with rf.Writer(folder / "packed", row.schema) as writer:
         writer.write(row)
 
-    for number, batch in enumerate(RaggedLoader("packed", batch_size=1, shuffle=True, seed=0)):
+    loader = RaggedLoader(folder / "packed", batch_size=1, shuffle=True, seed=0)
+    for number, batch in enumerate(loader):
         print(
             f"row {number}: {report.unique_tokens} tokens for {report.tokens},"
             f" {report.targets} targets"
@@ -54,4 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as name:
+        main(Path(name))

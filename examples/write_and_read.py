@@ -8,6 +8,9 @@ a: [7, 8, 9]
 RF-I013 row 0, column 'candidate_counts', position 0
 """
 
+import tempfile
+from pathlib import Path
+
 import pyarrow as pa
 
 import ragged_format as rf
@@ -34,11 +37,11 @@ def samples() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(records, schema=SCHEMA)
 
 
-def main() -> None:
-    with rf.Writer("samples", SCHEMA) as writer:
+def main(folder: Path) -> None:
+    with rf.Writer(folder / "samples", SCHEMA) as writer:
         writer.write(samples())
 
-    dataset = rf.Dataset("samples")
+    dataset = rf.Dataset(folder / "samples")
     print(dataset.num_rows, "records")
     first = dataset[0]  # a batch of one record, mapped from the file
     print(f"{first['sample_id'][0]}: {first['input_ids'][0].as_py()}")
@@ -54,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as name:
+        main(Path(name))
