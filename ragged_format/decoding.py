@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -64,10 +64,10 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
-def check_size(name: str, value: object) -> None:
+def check_size(name: str, value: Any) -> None:
     """Raise unless an argument is a positive integer."""
     try:
-        positive = not isinstance(value, bool) and operator.index(value) >= 1  # type: ignore[call-overload]
+        positive = not isinstance(value, bool) and operator.index(value) >= 1
     except TypeError:
         positive = False
     if not positive:
@@ -180,11 +180,15 @@ def decode(
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
     content = _content_digest(batch, known, layout) if verify else b""
-    if verify and content.hex().encode() != stated:
+    if verify and stated is None:
+        raise ChecksumError(
+            "a batch has no digest: its writer is not of this format", expected="a digest",
+            got="none", remedy="import data of other writers",
+        )  # fmt: skip
+    if verify and stated is not None and content.hex().encode() != stated:
         raise ChecksumError(
             "a batch does not match its digest",
-            expected="a digest" if stated is None else stated.decode(errors="replace"),
-            got=content.hex() or "arrays too broken to digest",
+            expected=stated.decode(errors="replace"), got=content.hex() or "arrays too broken to digest",
             remedy="fetch it again, or restore it from a copy",
         )  # fmt: skip
     check_arrays(batch)

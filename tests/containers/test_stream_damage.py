@@ -514,3 +514,12 @@ def test_flips_of_offsets_and_null_counts_are_checksum_errors():
                 assert equal(got, [batch])
             stream[place] ^= flip
     assert found > size / 2
+
+
+def test_a_stream_of_another_writer_has_no_digests():
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, small_schema()) as writer:
+        writer.write(small_batch())
+    with pytest.raises(rf.ChecksumError, match="its writer is not of this format") as caught:
+        list(rf.read_stream(sink.getvalue()))
+    assert caught.value.remedy == "import data of other writers"
