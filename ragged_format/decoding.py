@@ -188,7 +188,8 @@ def decode(
     if verify and stated is not None and content.hex().encode() != stated:
         raise ChecksumError(
             "a batch does not match its digest",
-            expected=stated.decode(errors="replace"), got=content.hex() or "arrays too broken to digest",
+            expected=stated.decode(errors="replace"),
+            got=content.hex() or "arrays too broken to digest",
             remedy="fetch it again, or restore it from a copy",
         )  # fmt: skip
     check_arrays(batch)
