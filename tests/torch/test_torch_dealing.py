@@ -231,14 +231,13 @@ def test_states_of_ranks_that_stopped_at_different_steps(samples):
 
 
 def test_the_steady_state_allocates_nothing(dataset_path):
-    loader = RaggedLoader(dataset_path, 4, shuffle=True)
-    for batch in loader:
-        batch["candidate_ids"].sum()
-    after_one = loader.stats.allocations
-    for _ in range(5):
+    prefetch = 2
+    loader = RaggedLoader(dataset_path, 4, shuffle=True, prefetch=prefetch)
+    for _ in range(6):
         for batch in loader:
             batch["candidate_ids"].sum()
-    assert loader.stats.allocations == after_one
+    # How many of the planned slots are ever needed depends on the pace of the two threads.
+    assert loader.stats.allocations == loader.stats.slots <= prefetch + 2
     assert loader.stats.grown == 0
     assert loader.stats.leases == 6 * len(loader)
     assert torch.is_tensor(batch.arena)
