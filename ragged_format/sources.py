@@ -1,10 +1,21 @@
-"""One door for every place that records come from: directory, file, stream, and schemes to come."""
+"""One door for every place that records come from: directory, file, stream, URLs of any scheme.
+
+A package makes URLs of a scheme openable by an entry point in the group ``ragged_format.schemes``,
+whose name is the scheme and whose object is an opener, as :func:`register_scheme` takes it::
+
+    [project.entry-points."ragged_format.schemes"]
+    http = "ragged_server.tail_source:open_url"
+
+Its module is imported when the first such URL is opened.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,6 +24,7 @@ from ragged_format.compact_files import CompactReader, is_compact
 from ragged_format.dataset import Dataset
 from ragged_format.errors import (
     DatasetNotFoundError,
+    MissingDependencyError,
     NotRaggedError,
     TruncatedError,
     UnsupportedFeatureError,
@@ -66,10 +78,13 @@ class Source(Protocol):
 
 Opener = Callable[[str], Source]
 _openers: dict[str, Opener] = {}
+_GROUP = "ragged_format.schemes"
 
 
 def register_scheme(scheme: str, opener: Opener) -> None:
     """Let :func:`open_source` open URLs of a further scheme; a second call replaces the first.
+
+    It also replaces an opener that a package registered as an entry point.
 
     Parameters
     ----------
@@ -101,6 +116,9 @@ def open_source(source: Any) -> Source:
         What is there is not of this format (``RF-S001``).
     UnsupportedFeatureError
         The scheme of the URL is not registered (``RF-V002``).
+    MissingDependencyError
+        The package that opens URLs of this scheme needs a module that is not installed
+        (``RF-D001``).
 
     Examples
     --------
@@ -108,7 +126,7 @@ def open_source(source: Any) -> Source:
     Traceback (most recent call last):
     ...
     ragged_format.errors.UnsupportedFeatureError: [RF-V002] URLs of this scheme cannot be opened
-      expected: a path, or one of file://
+      expected: a path, or one of file://...
       got:      gopher://host/data
       remedy:   register an opener with rf.register_scheme, or copy the data here
     """
@@ -118,17 +136,40 @@ def open_source(source: Any) -> Source:
     if text == "-":
         return StreamReader(sys.stdin.buffer)
     scheme = scheme_of(text)
-    if scheme not in (None, "file"):
-        opener = _openers.get(str(scheme))
-        if opener is None:
-            known = ", ".join(f"{name}://" for name in sorted({"file", *_openers}))
-            raise UnsupportedFeatureError(
-                "URLs of this scheme cannot be opened", expected=f"a path, or one of {known}",
-                got=text,
-                remedy="register an opener with rf.register_scheme, or copy the data here",
-            )  # fmt: skip
-        return opener(text)
-    return _open_local(local_path(text))
+    if scheme in (None, "file"):
+        return _open_local(local_path(text))
+    return _opener(str(scheme), text)(text)
+
+
+def _opener(scheme: str, url: str) -> Opener:
+    """Return what opens URLs of a scheme; an opener registered by a call comes first."""
+    if scheme in _openers:
+        return _openers[scheme]
+    entry = _entries().get(scheme)
+    if entry is None:
+        known = ", ".join(f"{name}://" for name in sorted({"file", *_openers, *_entries()}))
+        raise UnsupportedFeatureError(
+            "URLs of this scheme cannot be opened", expected=f"a path, or one of {known}",
+            got=url, remedy="register an opener with rf.register_scheme, or copy the data here",
+        )  # fmt: skip
+    try:
+        opener: Opener = entry.load()
+    except ImportError as err:
+        raise MissingDependencyError(
+            f"opening {scheme}:// URLs needs a module that is not installed",
+            expected=f"module {err.name!r}", got=f"{entry.value} fails to import",
+            remedy="install the extra that it belongs to, or all: pip install 'ragged-format[all]'",
+        ) from err  # fmt: skip
+    return opener
+
+
+@cache
+def _entries() -> dict[str, EntryPoint]:
+    """Return the openers that packages register, by scheme; imports none of them."""
+    found: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=_GROUP), key=lambda e: (e.name, e.value)):
+        found.setdefault(entry.name.lower(), entry)
+    return found
 
 
 def _open_local(path: Path) -> Source:

@@ -4,12 +4,14 @@ import io
 import os
 import sys
 import threading
+from importlib.metadata import EntryPoint
 
 import pytest
 import zstandard
 from support.containers import equal, small_schema, stream_bytes, three_batches
 
 import ragged_format as rf
+import ragged_format.sources
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,7 @@ def test_schemes(monkeypatch):
     with pytest.raises(rf.UnsupportedFeatureError, match="not on this machine"):
         rf.open_source("file://elsewhere/data")
     monkeypatch.setattr("ragged_format.sources._openers", {})
+    monkeypatch.setattr("ragged_format.sources._entries", dict)
     opened = []
 
     def opener(url):
@@ -102,3 +105,30 @@ def test_schemes(monkeypatch):
     assert opened == ["memory://a/b", "MEMORY://c"]
     with pytest.raises(rf.UnsupportedFeatureError, match="file://, memory://"):
         rf.open_source("other://a")
+
+
+def test_schemes_of_other_packages(monkeypatch, tmp_path):
+    """An entry point opens its scheme; it is imported when a URL needs it."""
+    module = "opener_of_a_scheme"
+    (tmp_path / f"{module}.py").write_text(
+        "import ragged_format as rf\ndef open_url(url): return rf.Dataset(url.split('//')[1])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [
+        EntryPoint("Fake", f"{module}:open_url", "ragged_format.schemes"),
+        EntryPoint("needy", "a_module_that_is_not_installed:open_url", "ragged_format.schemes"),
+    ]
+    monkeypatch.setattr("ragged_format.sources.entry_points", lambda group: entries)
+    monkeypatch.setattr(
+        "ragged_format.sources._entries", ragged_format.sources._entries.__wrapped__
+    )
+    monkeypatch.setattr("ragged_format.sources._openers", {})
+    with pytest.raises(rf.UnsupportedFeatureError, match="fake://, file://, needy://"):
+        rf.open_source("other://a")
+    assert module not in sys.modules
+    with pytest.raises(rf.DatasetNotFoundError, match="RF-C008"):
+        rf.open_source("fake://nothing")
+    with pytest.raises(rf.MissingDependencyError, match="a_module_that_is_not_installed"):
+        rf.open_source("needy://a")
+    rf.register_scheme("fake", lambda url: rf.StreamReader(stream_bytes(three_batches())))
+    assert sum(batch.num_rows for batch in rf.open_source("fake://x").batches()) == 9
