@@ -1,7 +1,7 @@
 """The compact encoding of a batch: exact, small, decoded a whole batch at a time.
 
-Two transforms and byte planes. A candidate set is stored without its sampled token, which the
-tokens already say, and as differences of its ascending ids. Every number column is then split into
+A candidate set is stored without its sampled token, which the tokens already say, and as
+differences of ranks (:mod:`ragged_format.compact_sets`). Every number column is then split into
 byte planes (all lowest bytes, then all second bytes, …); planes that hold one byte only are a
 number in the header. Lengths are stored once per axis, not per column. What is left is compressed
 by the container (Arrow's zstd): similar bytes side by side are what a general compressor is good
@@ -15,6 +15,7 @@ An encoded batch is one Arrow row of binary columns:
 ``record``          the columns of the record axis, and of strings elsewhere, as one IPC stream
 ``axis:NAME``       lengths of each record on a root axis, as planes
 ``column:NAME``     values of a number column end to end, as planes
+``order:NAME``      ids of a set column by rank, as differences and planes
 ==================  ===============================================================================
 """
 
@@ -29,13 +30,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.compact_sets import decode_sets, encode_sets
 from ragged_format.errors import CorruptError, LimitExceededError, RaggedError, Where
 from ragged_format.lists import Flat, Int64, flat, offsets_of, to_list, to_numpy
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
 __all__ = ["COMPACT_VERSION", "decode_batch", "encode_batch", "encoded_schema"]
 
-COMPACT_VERSION = 1
+COMPACT_VERSION = 2
 # What numpy, json and Arrow raise on data that was not written by the encoder.
 _FOREIGN = (
     ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError,
@@ -60,7 +62,8 @@ class Block:
     planes : list of int or None
         Lowest byte first: the byte that all elements have, or None where the plane is stored.
     transform : str, optional
-        ``"set"``: ascending ids without the sampled token, as differences.
+        ``"ranks"``: sets as :func:`ragged_format.compact_sets.encode_sets` makes them.
+        ``"differences"``: each element less the one before it.
     """
 
     size: int
@@ -77,7 +80,10 @@ def encoded_schema(schema: RaggedSchema) -> pa.Schema:
     """Return the Arrow schema of encoded batches of `schema`, without metadata."""
     names = [HEADER, RECORDS]
     names += [f"axis:{axis.name}" for axis in _root_axes(schema)]
-    names += [f"column:{column.name}" for column in _number_columns(schema)]
+    for column in _number_columns(schema):
+        names.append(f"column:{column.name}")
+        if is_set(column, schema):
+            names.append(f"order:{column.name}")
     return pa.schema([pa.field(name, pa.large_binary(), nullable=False) for name in names])
 
 
@@ -101,11 +107,16 @@ def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
     for column in _number_columns(schema):
         name = f"column:{column.name}"
         values = np.ascontiguousarray(lists[column.name].numpy()).reshape(-1)
-        removed = None
+        sets = None
         if is_set(column, schema):
-            removed = _without_sampled(values, column, schema, lists)
-        block, stored[name] = _split(values if removed is None else removed)
-        blocks[name] = block if removed is None else replace(block, transform="set")
+            counts = to_numpy(lists[str(schema.axes[column.axis].counts)].values).astype(np.int64)
+            sets = encode_sets(values, counts, _sampled(schema, lists))
+            order = f"order:{column.name}"
+            ids = np.diff(sets[1] if sets else np.empty(0, np.int64), prepend=0)
+            block, stored[order] = _split(ids.astype(values.dtype))
+            blocks[order] = replace(block, transform="differences")
+        block, stored[name] = _split(sets[0] if sets else values)
+        blocks[name] = replace(block, transform="ranks") if sets else block
     header = {"rows": batch.num_rows, "blocks": {n: b.to_json() for n, b in blocks.items()}}
     stored[HEADER] = json.dumps(header, separators=(",", ":")).encode()
     stored[RECORDS] = _pack_records(batch, schema)
@@ -190,12 +201,10 @@ def _pack_records(batch: pa.RecordBatch, schema: RaggedSchema) -> bytes:
 def _split(values: npt.NDArray[Any]) -> tuple[Block, bytes]:
     """Return how `values`, (n,), are stored, and the stored planes end to end."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    width = little.dtype.itemsize
-    table = little.view(np.uint8).reshape(-1, width)
+    table = little.view(np.uint8).reshape(-1, little.dtype.itemsize)
     planes: list[int | None] = []
     stored = []
-    for byte in range(width):
-        plane = np.ascontiguousarray(table[:, byte])
+    for plane in np.ascontiguousarray(table.T):
         first = int(plane[0]) if len(plane) else 0
         if (plane == first).all():
             planes.append(first)
@@ -219,18 +228,40 @@ def _merge(block: Block, data: Bytes) -> npt.NDArray[Any]:
             "a block has not the size that the header states",
             expected=f"{kept} planes of {block.size} bytes", got=f"{len(data)} bytes",
         )  # fmt: skip
-    if kept == 1 and block.planes[0] is None and not any(block.planes[1:]):
-        widened: npt.NDArray[Any] = data.astype(f"<u{dtype.itemsize}").view(dtype)
-        return widened
-    out = np.empty((block.size, dtype.itemsize), np.uint8)
-    start = 0
-    for byte, constant in enumerate(block.planes):
-        if constant is None:
-            out[:, byte] = data[start : start + block.size]
-            start += block.size
-        else:
-            out[:, byte] = constant
-    return out.reshape(-1).view(dtype)
+    stored = iter(data.reshape(kept, block.size))
+    parts: list[Bytes | int] = [next(stored) if p is None else p for p in block.planes]
+    joined = _joined(parts)
+    if isinstance(joined, int):
+        return np.full(block.size, joined, f"<u{dtype.itemsize}").view(dtype)
+    values: npt.NDArray[Any] = joined.view(dtype)
+    return values
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return numbers of twice the width, again and again, from arrays or constants, low first."""
+    bits = 8
+    while len(parts) > 1:
+        wide = np.dtype(f"<u{bits // 4}")
+        parts = [_pair(*pair, bits, wide) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        bits *= 2
+    return parts[0]
+
+
+def _pair(low: Any, high: Any, bits: int, wide: np.dtype[Any]) -> Any:
+    if isinstance(high, int):
+        if isinstance(low, int):
+            return low | high << bits
+        out = low.astype(wide)
+        if high:
+            out |= wide.type(high << bits)
+        return out
+    out = high.astype(wide)
+    out <<= bits
+    if isinstance(low, int):
+        out |= wide.type(low)
+    else:
+        out |= low
+    return out
 
 
 def _stored(encoded: pa.RecordBatch, name: str) -> Bytes:
@@ -243,58 +274,6 @@ def _sampled(schema: RaggedSchema, lists: dict[str, Flat]) -> npt.NDArray[Any]:
     if schema.profile == "packed":
         return lists["target_ids"].numpy()
     out: npt.NDArray[Any] = lists["input_ids"].numpy()[lists["completion_mask"].numpy() != 0]
-    return out
-
-
-def _without_sampled(
-    values: npt.NDArray[Any], column: Column, schema: RaggedSchema, lists: dict[str, Flat]
-) -> npt.NDArray[Any] | None:
-    """Return the stored form of candidate sets, or None where they are not valid."""
-    counts = to_numpy(lists[str(schema.axes[column.axis].counts)].values).astype(np.int64)
-    sampled = _sampled(schema, lists)
-    rest = values[values != np.repeat(sampled, counts)]
-    rest_counts = counts - (counts > 0)
-    if len(rest) != rest_counts.sum():
-        return None
-    out = rest.copy()
-    out[1:] -= rest[:-1]
-    starts = offsets_of(rest_counts)[:-1][rest_counts > 0]
-    out[starts] = rest[starts]
-    # Whatever the data is, what is stored gives it back.
-    return out if np.array_equal(_with_sampled(out, counts, sampled), values) else None
-
-
-def _with_sampled(
-    stored: npt.NDArray[Any], counts: Int64, sampled: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
-    """Return candidate sets from their stored form; the inverse of :func:`_without_sampled`."""
-    rest_counts = counts - (counts > 0)
-    if rest_counts.sum() != len(stored) or len(sampled) != len(counts):
-        raise CorruptError(
-            "candidate sets have not the size that their counts state",
-            expected=int(rest_counts.sum()), got=len(stored),
-        )  # fmt: skip
-    bounds = offsets_of(rest_counts)
-    filled = rest_counts > 0
-    starts = bounds[:-1][filled]
-    rest = stored
-    if len(starts):
-        # Sets are made to continue where the one before ends, so that one running sum serves all.
-        last = np.add.reduceat(stored, starts, dtype=stored.dtype)
-        steps = stored.copy()
-        steps[starts[1:]] -= last[:-1]
-        rest = np.cumsum(steps, dtype=stored.dtype)
-        below = rest < np.repeat(sampled, rest_counts)
-        position = np.zeros(len(counts), np.int64)
-        position[filled] = np.add.reduceat(below, starts, dtype=np.int64)
-    else:
-        position = np.zeros(len(counts), np.int64)
-    out = np.empty(int(counts.sum()), stored.dtype)
-    places = (offsets_of(counts)[:-1] + position)[counts > 0]
-    is_rest = np.ones(len(out), bool)
-    is_rest[places] = False
-    out[places] = sampled[counts > 0]
-    out[is_rest] = rest
     return out
 
 
@@ -323,11 +302,20 @@ class _Decoder:
         if known is None:
             block = self._blocks[f"column:{column.name}"]
             known = _merge(block, _stored(self._encoded, f"column:{column.name}"))
-            if block.transform == "set":
+            if block.transform == "ranks":
                 counts = self._schema[str(self._schema.axes[column.axis].counts)]
-                known = _with_sampled(known, self.values(counts).astype(np.int64), self._sampled())
+                known = decode_sets(
+                    known, self._order(column.name), self.values(counts).astype(np.int64),
+                    self._sampled(), column.type.to_pandas_dtype(),
+                )  # fmt: skip
             self._values[column.name] = known
         return known
+
+    def _order(self, name: str) -> Int64:
+        block = self._blocks[f"order:{name}"]
+        steps = _merge(block, _stored(self._encoded, f"order:{name}"))
+        # In their own type, in which a difference may have wrapped around.
+        return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
 
     def _sampled(self) -> npt.NDArray[Any]:
         if self._schema.profile == "packed":

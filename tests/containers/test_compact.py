@@ -10,6 +10,7 @@ from hypothesis import given
 import ragged_format as rf
 from ragged_format.compact import decode_batch, encode_batch
 from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
+from ragged_format.compact_sets import decode_sets, encode_sets
 from ragged_format.files import FileReader, write_file
 from ragged_format.packing import pack_row
 from ragged_format.testing import (
@@ -75,8 +76,47 @@ def transform_of(batch):
 )
 def test_sets_lose_what_the_tokens_say_and_get_it_back(sets, sampled):
     batch = candidates(sets, sampled)
-    assert transform_of(batch) == "set"
+    assert transform_of(batch) == "ranks"
     assert round_trip(batch).equals(batch)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("shift", [0, 1 << 23, 1 << 40])
+def test_many_sets_of_any_width_and_id_come_back(dtype, shift, monkeypatch):
+    # Small chunks, so that sets end, begin and lie across them.
+    monkeypatch.setattr("ragged_format.compact_sets.CHUNK", 50)
+    if shift + 200 > np.iinfo(dtype).max:
+        shift = 0
+    random = np.random.default_rng(5)
+    counts = random.choice([0, 1, 2, 9, 120], 300).astype(np.int64)
+    sets = [np.sort(random.choice(200, n, replace=False)) + shift for n in counts]
+    sampled = np.array([random.choice(s) if len(s) else shift for s in sets], dtype)
+    values = np.concatenate(sets).astype(dtype)
+    steps, order = encode_sets(values, counts, sampled)
+    assert len(steps) == (counts - (counts > 0)).sum()
+    assert sorted(order.tolist()) == sorted(
+        set(values[values != np.repeat(sampled, counts)].tolist())
+    )
+    decoded = decode_sets(steps, order, counts, sampled, dtype)
+    assert decoded.dtype == dtype
+    assert np.array_equal(decoded, values)
+
+
+def test_frequent_ids_have_the_lowest_ranks():
+    sets = [[1, 40], [2, 40], [3, 40], [4, 40], [5, 9]]
+    values, counts = np.array(sets).reshape(-1), np.full(5, 2)
+    _, order = encode_sets(values, counts, np.array([1, 2, 3, 4, 5]))
+    assert order.tolist() == [40, 9]
+
+
+@pytest.mark.parametrize(
+    ("steps", "order", "sampled"),
+    [([0, 5], [7, 8], [1, 2]), ([0], [7], [1, 2]), ([0, 0], [-7], [1, 2]), ([0, 0], [7], [1, -2])],
+)
+def test_sets_that_contradict_themselves_are_refused(steps, order, sampled):
+    arrays = np.array(steps, np.uint32), np.array(order), np.array([2, 2]), np.array(sampled)
+    with pytest.raises((rf.CorruptError, IndexError)):
+        decode_sets(*arrays, np.int32)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +272,9 @@ def test_packed_rows_are_smaller_too(tmp_path, data):
 
 
 def test_the_version_of_the_encoding_is_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr("ragged_format.compact_files.COMPACT_VERSION", 2)
+    monkeypatch.setattr("ragged_format.compact_files.COMPACT_VERSION", 99)
     small_file(tmp_path / "x.arrow")
     monkeypatch.undo()
     with pytest.raises(rf.UnsupportedFeatureError) as caught:
         CompactReader(tmp_path / "x.arrow")
-    assert caught.value.got == "2"
+    assert caught.value.got == "99"

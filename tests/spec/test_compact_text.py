@@ -21,13 +21,13 @@ def block(encoded, header, name):
     return np.frombuffer(raw, dtype).tolist()
 
 
-def sets(stored, counts, sampled):
+def sets(stored, order, counts, sampled):
     out, values = [], iter(stored)
     for count, token in zip(counts, sampled, strict=True):
-        ids, last = [], 0
+        ids, rank = [], 0
         for _ in range(max(count - 1, 0)):
-            last += next(values)
-            ids.append(last)
+            rank += next(values)
+            ids.append(order[rank])
         out += sorted([*ids, token]) if count else []
     return out
 
@@ -56,9 +56,13 @@ def test_a_compact_file_is_what_the_specification_says(tmp_path):
         for name in header["blocks"]
         if name.startswith("column:")
     }
-    assert header["blocks"]["column:candidate_ids"][3] == "set"
+    assert header["blocks"]["column:candidate_ids"][3] == "ranks"
+    assert header["blocks"]["order:candidate_ids"][3] == "differences"
+    order = np.cumsum(block(encoded, header, "order:candidate_ids")).tolist()
     pairs = zip(flat["input_ids"], flat["completion_mask"], strict=True)
     sampled = [token for token, scored in pairs if scored]
-    flat["candidate_ids"] = sets(flat["candidate_ids"], flat["candidate_counts"], sampled)
+    flat["candidate_ids"] = sets(
+        flat["candidate_ids"], order, flat["candidate_counts"], sampled
+    )
     for name, values in flat.items():
         assert values == [v for row in data[name].to_pylist() for v in row], name
