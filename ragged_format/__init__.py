@@ -17,6 +17,7 @@ from ragged_format.errors import (
     DatasetNotFoundError,
     HandOverError,
     InvariantError,
+    JobError,
     LimitExceededError,
     ManifestError,
     MissingDependencyError,
@@ -32,6 +33,7 @@ from ragged_format.errors import (
     UnsupportedFeatureError,
     UnsupportedVersionError,
     Where,
+    WorkerError,
 )
 from ragged_format.files import FileReader, FileWriter, read_file, write_file
 from ragged_format.messages import decode_message, encode_message
@@ -61,6 +63,7 @@ __all__ = [
     "FileWriter",
     "HandOverError",
     "InvariantError",
+    "JobError",
     "LimitExceededError",
     "LogProb",
     "ManifestError",
@@ -82,6 +85,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
     "Where",
+    "WorkerError",
     "Writer",
     "canonical",
     "concat",

@@ -117,6 +117,8 @@ _ALL = (
     Code("RF-A010", "ConversionError", "A response and its prompt can be identified, once."),
     Code("RF-A011", "ConversionError", "Options and columns of a conversion fit each other and the engine."),
     Code("RF-P001", "PackingError", "Samples can be packed as asked."),
+    Code("RF-J001", "JobError", "The options of a job fit each other and its input."),
+    Code("RF-J002", "WorkerError", "The processes of a job live until their tasks are done."),
     Code("RF-D001", "MissingDependencyError", "The optional dependency is installed."),
 )  # fmt: skip
 

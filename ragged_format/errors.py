@@ -291,6 +291,18 @@ class PackingError(RaggedError, ValueError):
     code = "RF-P001"
 
 
+class JobError(RaggedError, ValueError):
+    """The options of an offline job do not fit each other or its input."""
+
+    code = "RF-J001"
+
+
+class WorkerError(RaggedError, RuntimeError):
+    """A process that did the work of a job died."""
+
+    code = "RF-J002"
+
+
 class HandOverError(RaggedError, RuntimeError):
     """Another process of a distributed hand-over failed or differs."""
 

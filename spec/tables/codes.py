@@ -11,6 +11,7 @@ FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("RF-T", "States", "loader of a state"),
     ("RF-A", "Conversion", "importer and exporter"),
     ("RF-P", "Packing", "packer"),
+    ("RF-J", "Jobs", "runner of a job"),
     ("RF-D", "Dependencies", "library"),
 )
 

@@ -30,6 +30,7 @@ UNSHOWN = {
     "RF-T": "is about a saved state or other processes",
     "RF-A": "is about data of other formats",
     "RF-P": "is about a request to pack",
+    "RF-J": "is about a request or a process",
     "RF-D": "is about an installation",
 }
 # Breaches that become vectors besides the first of each code.
