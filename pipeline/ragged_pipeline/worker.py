@@ -1,0 +1,133 @@
+"""A worker process of a job, driven over pipes by :mod:`ragged_pipeline.pool`.
+
+Standard input gets JSON lines: first the job, then tasks. What comes back are JSON lines on the
+descriptor that was standard output: progress, a finished task, an error. When standard input ends
+the process ends at once, whatever it is doing, so that no worker outlives its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragged_pipeline.job import Job
+
+__all__ = ["main", "reference_of", "released"]
+
+ADVANCE_S = 0.1
+
+
+def reference_of(job: Job) -> str:
+    """Return how a worker finds the class of a job: ``module:qualified name``."""
+    return f"{type(job).__module__}:{type(job).__qualname__}"
+
+
+def _load(reference: str, options: dict[str, Any]) -> Job:
+    module, _, name = reference.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    job: Job = found.from_options(options)
+    return job
+
+
+def main() -> None:
+    """Do tasks until standard input ends."""
+    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # what a library prints must not come between
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    setup = json.loads(lines.get())
+    try:
+        do = _prepared(setup, answers)
+    except Exception as err:  # noqa: BLE001
+        _send(answers, {"error": described(err)})
+        return
+    while True:
+        order = json.loads(lines.get())
+        try:
+            record = do(order["stage"], order["task"])
+        except Exception as err:  # noqa: BLE001
+            _send(answers, {"error": described(err)})
+            continue
+        _send(answers, {"done": record})
+        released()
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
+    import pyarrow as pa
+
+    from ragged_pipeline.plan import Plan
+    from ragged_pipeline.tasks import run_task
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    job = _load(setup["job"], setup["options"])
+    work = Path(setup["work"])
+    plan = Plan.from_json((work / "plan.json").read_bytes())
+    inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
+
+    def do(stage: int, task: int) -> dict[str, Any]:
+        waiting, last = 0, time.monotonic()
+
+        def advance(weight: int) -> None:
+            nonlocal waiting, last
+            waiting += weight
+            if (now := time.monotonic()) - last >= ADVANCE_S:
+                _send(answers, {"advance": waiting})
+                waiting, last = 0, now
+
+        return run_task(
+            job, plan, stage, task, work=work, inputs=inputs, memory=setup["memory"],
+            advance=advance,
+        )  # fmt: skip
+
+    return do
+
+
+def _send(answers: IO[str], message: dict[str, Any]) -> None:
+    try:
+        answers.write(json.dumps(message) + "\n")
+    except BrokenPipeError:  # the parent is gone
+        os._exit(0)
+
+
+def described(err: Exception) -> dict[str, Any]:
+    """Return an error as JSON values, for :func:`ragged_pipeline.pool.rebuilt`."""
+    from ragged_format.errors import RaggedError
+
+    if isinstance(err, RaggedError):
+        return {"kind": "ragged", **err.to_dict()}
+    if isinstance(err, OSError) and err.errno is not None:
+        name = None if err.filename is None else str(err.filename)
+        return {"kind": "os", "errno": err.errno, "strerror": err.strerror, "filename": name}
+    return {"kind": "other", "text": "".join(traceback.format_exception(err))}
+
+
+def released() -> None:
+    """Give memory that libraries keep for later back to the system."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
