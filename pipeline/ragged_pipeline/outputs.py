@@ -72,6 +72,10 @@ class Output(ABC):
         """Remove the work directory of a plan."""
         shutil.rmtree(self.work(plan), ignore_errors=True)
 
+    def tidy(self, plan: Plan) -> None:
+        """Remove what a run left that was killed after its commit."""
+        self.clear(plan)
+
 
 class LocalOutput(Output):
     """A directory of this machine.
@@ -103,13 +107,22 @@ class LocalOutput(Output):
     def held(self, plan: Plan) -> Iterator[None]:
         """Hold the lock file of the plan's shards, which also keeps them from being swept."""
         self._path.mkdir(parents=True, exist_ok=True)
-        path = self._path / f"writer-{plan.token}.lock"
+        path = self._lock_path(plan)
         descriptor = _lock(path)
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+
+    def _lock_path(self, plan: Plan) -> Path:
+        return self._path / f"writer-{plan.token}.lock"
+
+    def tidy(self, plan: Plan) -> None:
+        """Remove what a run left that was killed after its commit, unless it lives."""
+        if self._lock_path(plan).exists() or self.work(plan).exists():
+            with suppress(OSError), self.held(plan):
+                self.clear(plan)
 
     def moved(self, name: str) -> Path | None:
         """Return the path of a shard."""

@@ -177,7 +177,7 @@ def run(
     opened = job.open([os.fspath(place) for place in places])
     plan = job.plan(opened)
     if (earlier := _earlier(output, plan, mode, force=force)) is not None:
-        output.clear(plan)
+        output.tidy(plan)
         return earlier
     with output.held(plan):
         work = output.work(plan)

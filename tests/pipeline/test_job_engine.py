@@ -66,6 +66,20 @@ def test_a_finished_job_is_not_run_again_unless_forced(source, tmp_path):
     assert rf.Dataset(tmp_path / "out").generation == 2
 
 
+def test_what_a_run_left_that_was_killed_after_its_commit_is_removed(source, tmp_path, monkeypatch):
+    folder, _ = source
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("ragged_pipeline.outputs.LocalOutput.clear", lambda *_: None)
+        patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+        run(Merge(shard_bytes=SHARD), folder, out, workers=1)
+    assert list(out.glob(".ragged-job-*"))
+    assert list(out.glob("writer-*.lock"))
+    assert run(Merge(shard_bytes=SHARD), folder, out, workers=1).unchanged
+    assert {path.suffix for path in out.iterdir()} == {".arrow", ".json", ".lock"}
+    assert [path.name for path in out.glob("*.lock")] == ["manifest.lock"]
+
+
 def test_lineage_says_what_made_the_dataset(source, tmp_path):
     folder, _ = source
     result = run(Merge(shard_bytes=SHARD), folder, tmp_path / "out", workers=1)
