@@ -10,19 +10,28 @@ import pyarrow.compute as pc
 
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.lists import flat, to_list
-from ragged_format.parse import parse_schema
+from ragged_format.parse import not_a_schema, parse_schema
 from ragged_format.profiles import STANDARD
 from ragged_format.schema import NAMESPACE, RECORD, RaggedSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
     from ragged_format.lists import Int64
     from ragged_format.schema import Column
 
-__all__ = ["ArrowExportable", "as_batch", "as_batches", "as_table", "canonical", "require_same"]
+__all__ = [
+    "ArrowExportable",
+    "as_batch",
+    "as_batches",
+    "as_table",
+    "canonical",
+    "joined",
+    "not_a_batch",
+    "require_same",
+]
 
 
 class ArrowExportable(Protocol):
@@ -220,8 +229,30 @@ def as_batch(data: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         return data
     if isinstance(data, pa.Table):
         batches = list(as_batches(data))
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    raise SchemaMismatchError(
+        return batches[0] if len(batches) == 1 else joined(batches)
+    raise not_a_batch(data)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches of one Arrow schema as one, a copy.
+
+    Raises
+    ------
+    LimitExceededError
+        They do not fit one (``RF-L001``).
+    """
+    try:
+        return pa.concat_batches(batches)
+    except pa.ArrowInvalid as err:
+        raise LimitExceededError(
+            "a string column of the result exceeds 2 GiB", expected="< 2^31 bytes", got=str(err),
+            remedy="concatenate fewer records at a time",
+        ) from err  # fmt: skip
+
+
+def not_a_batch(data: object) -> SchemaMismatchError:
+    """Return the error for data that is no Arrow batch."""
+    return SchemaMismatchError(
         "the data is not an Arrow batch", expected="a RecordBatch or a Table",
         got=type(data).__name__, remedy="convert it with rf.canonical(data, schema)",
     )  # fmt: skip
@@ -240,11 +271,14 @@ def as_table(data: Any) -> pa.Table:
     raise SchemaMismatchError(
         "the data is not Arrow data", got=type(data).__name__,
         expected="a RecordBatch, a Table or an object with __arrow_c_stream__",
+        remedy="make a table of it: pyarrow.table(data)",
     )  # fmt: skip
 
 
 def _declarable(schema: pa.Schema) -> pa.Schema:
     """Return `schema` in canonical types and nullability, so that foreign input can be parsed."""
+    if not isinstance(schema, pa.Schema):
+        raise not_a_schema(schema)
     return pa.schema([_declarable_field(field) for field in schema], metadata=schema.metadata)
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ragged_format.decoding import Projection, check_size
-from ragged_format.errors import InvariantError, OutOfRangeError, Where
+from ragged_format.arguments import check_choice, check_size, column_names
+from ragged_format.decoding import Projection
+from ragged_format.errors import InvariantError, ManifestError, OutOfRangeError, Where
 from ragged_format.local_files import local_path
 from ragged_format.manifest import Manifest, read_manifest
 from ragged_format.snapshot import ShardReader, Snapshot, resized
-from ragged_format.validate import validate_batch
+from ragged_format.validate import LEVELS, validate_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,12 @@ class Dataset:
         manifest: Manifest | None = None,
     ) -> None:
         self.path = local_path(path)
-        self._columns = columns
+        if manifest is not None and not isinstance(manifest, Manifest):
+            raise ManifestError(
+                "this is no manifest", expected="a Manifest", got=type(manifest).__name__,
+                remedy="leave it out: the dataset's own is read",
+            )  # fmt: skip
+        self._columns = column_names(columns)
         self._verify = verify
         self._adopt(read_manifest(self.path) if manifest is None else manifest)
 
@@ -173,6 +179,7 @@ class Dataset:
             raise OutOfRangeError(
                 "an index is an integer or a slice", where=Where(file=str(self.path)),
                 expected="int or slice", got=repr(index),
+                remedy="use take() for a list of indices",
             ) from err  # fmt: skip
         return self._projection.apply(self._snapshot.record(self._position(position)))
 
@@ -259,6 +266,7 @@ class Dataset:
         InvariantError
             With file, batch and row; for a repeated id (``RF-I006``), with both places.
         """
+        check_choice("level", level, LEVELS)
         known = self._snapshot.manifest.known
         hashes: list[npt.NDArray[np.uint64]] = []
         for number in range(len(self.shards)):
@@ -294,6 +302,7 @@ class Dataset:
         known = self._snapshot.manifest.known
         if columns is None:
             return self._projection
+        columns = column_names(columns) or ()
         self.ragged_schema.select(columns)  # only columns that this object returns
         return Projection(known.ragged, known.schema, columns)
 
@@ -303,15 +312,20 @@ class Dataset:
             raise OutOfRangeError(
                 "there is no such record", where=Where(file=str(self.path)),
                 expected=f"{-self.num_rows} <= index < {self.num_rows}", got=index,
+                remedy="ask num_rows first",
             )  # fmt: skip
         return position
 
     def _positions(self, indices: npt.ArrayLike) -> Int64:
-        asked = np.asarray(indices)
+        try:
+            asked = np.asarray(indices)
+        except ValueError:  # nested lists of different lengths
+            asked = np.asarray("lists of different lengths")
         if asked.ndim != 1 or (len(asked) and asked.dtype.kind not in "iu"):
             raise OutOfRangeError(
                 "indices are a list of integers", expected="(k,) int",
                 got=f"{asked.dtype} of shape {asked.shape}",
+                remedy="pass a list or an array of integers",
             )  # fmt: skip
         # Compared before the cast: large unsigned integers would become negative positions.
         bad = (asked < -self.num_rows) | (asked >= self.num_rows)

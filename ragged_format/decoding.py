@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
 
-from ragged_format.canonical import require_same
+from ragged_format.arguments import column_names
+from ragged_format.canonical import not_a_batch, require_same
 from ragged_format.digest import digest, message_digest
 from ragged_format.errors import (
     ChecksumError,
     CorruptError,
     InvariantError,
-    LimitExceededError,
     SchemaMismatchError,
     Where,
 )
@@ -37,8 +36,6 @@ __all__ = [
     "Batches",
     "Projection",
     "Validation",
-    "check_choice",
-    "check_size",
     "check_trailer",
     "conform",
     "decode",
@@ -54,24 +51,6 @@ VALIDATIONS: tuple[Validation, ...] = ("full", "structural", "off")
 
 
 NOWHERE = Where()
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise unless an argument has one of the values that it may have."""
-    if value not in choices:
-        raise LimitExceededError(
-            f"{name} has no such choice", expected=" or ".join(map(repr, choices)), got=value
-        )
-
-
-def check_size(name: str, value: Any) -> None:
-    """Raise unless an argument is a positive integer."""
-    try:
-        positive = not isinstance(value, bool) and operator.index(value) >= 1
-    except TypeError:
-        positive = False
-    if not positive:
-        raise LimitExceededError(f"{name} is a positive integer", expected=">= 1", got=repr(value))
 
 
 class Projection:
@@ -91,13 +70,9 @@ class Projection:
         self.ragged = ragged
         self.schema = schema
         self._positions: list[int] | None = None
-        if columns is not None:
-            if not columns:
-                raise SchemaMismatchError(
-                    "no columns are selected", code="RF-S003", expected="at least one column",
-                    got=list(columns), remedy="leave columns out for all of them",
-                )  # fmt: skip
-            self.ragged = ragged.select(columns)
+        wanted = column_names(columns)
+        if wanted is not None:
+            self.ragged = ragged.select(wanted)
             self._positions = [schema.get_field_index(name) for name in self.ragged.columns]
             fields = [schema.field(position) for position in self._positions]
             self.schema = pa.schema(fields, metadata=schema.metadata)
@@ -116,6 +91,8 @@ def iter_batches(data: Batches) -> Iterator[pa.RecordBatch]:
         yield data
     elif isinstance(data, pa.Table):
         yield from data.to_batches()
+    elif isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise not_a_batch(data)
     else:
         for part in data:
             if isinstance(part, pa.RecordBatch):
@@ -123,10 +100,7 @@ def iter_batches(data: Batches) -> Iterator[pa.RecordBatch]:
             elif isinstance(part, pa.Table):
                 yield from part.to_batches()
             else:
-                raise SchemaMismatchError(
-                    "the data is not an Arrow batch", expected="a RecordBatch or a Table",
-                    got=type(part).__name__, remedy="convert it with rf.canonical(data, schema)",
-                )  # fmt: skip
+                raise not_a_batch(part)
 
 
 def with_schema(
@@ -134,14 +108,14 @@ def with_schema(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the schema, by default that of the first batch, and all batches."""
     parts = iter_batches(data)
-    if schema is None:
-        schema = getattr(data, "schema", None)
+    if schema is None and isinstance(data, pa.RecordBatch | pa.Table):
+        schema = data.schema
     if schema is None:
         first = next(parts, None)
         if first is None:
             raise SchemaMismatchError(
                 "no batches without a schema", expected="at least one batch, or schema=",
-                got="no batches",
+                got="no batches", remedy="pass schema=",
             )  # fmt: skip
         schema = first.schema
         parts = chain((first,), parts)
@@ -150,6 +124,8 @@ def with_schema(
 
 def conform(batch: pa.RecordBatch, known: KnownSchema, where: Where) -> pa.RecordBatch:
     """Return the batch under the known schema; raises ``RF-S010`` if its identity is another."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise not_a_batch(batch)
     schema = batch.schema
     if schema is known.schema or schema.equals(known.schema, check_metadata=True):
         return batch

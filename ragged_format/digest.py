@@ -48,11 +48,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ragged_format.canonical import canonical
+from ragged_format.canonical import as_batch, canonical
 from ragged_format.errors import InvariantError, SchemaMismatchError, Where
 from ragged_format.flatbuffer import Layout, layout_of, parse_header, prefix_size
 from ragged_format.lists import Int64, offsets_of, ranges
-from ragged_format.parse import parse_schema
+from ragged_format.parse import not_a_schema, parse_schema
 from ragged_format.schema import RECORD, Column
 from ragged_format.soundness import check_arrays
 
@@ -326,6 +326,8 @@ def _null(plan: _Plan) -> InvariantError:
 
 def schema_digest(schema: pa.Schema) -> bytes:
     """Return the digest of a schema with all its metadata, 16 bytes."""
+    if not isinstance(schema, pa.Schema):
+        raise not_a_schema(schema)
     fields = [
         {
             "name": field.name,
@@ -380,6 +382,7 @@ def _metadata_json(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
 
 def _serialize(batch: pa.RecordBatch) -> tuple[DigestPlan, Layout]:
     """Return the content of a batch in Arrow's serialised form, where slices are cut out."""
+    batch = as_batch(batch)
     plan = _find(batch.schema)
     if plan is None:
         if any(pa.types.is_list(kind) for kind in batch.schema.types):

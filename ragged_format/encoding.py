@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ragged_format.decoding import NOWHERE, VALIDATIONS, Validation, check_choice, conform
+from ragged_format.arguments import check_choice
+from ragged_format.decoding import NOWHERE, VALIDATIONS, Validation, conform
 from ragged_format.digest import message_digest
 from ragged_format.errors import RaggedError, Where
 from ragged_format.flatbuffer import layout_of, parse_header, prefix_size, with_metadata

@@ -13,6 +13,7 @@ keeps it.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -22,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice
 from ragged_format.byte_source import BufferSource, Message, describe, next_body, next_head
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
     Projection,
     Validation,
-    check_choice,
     check_trailer,
     decode,
     with_schema,
@@ -45,7 +46,7 @@ from ragged_format.errors import (
 )
 from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
-from ragged_format.local_files import NewFile, open_binary
+from ragged_format.local_files import NewFile, open_binary, path_text
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 from ragged_format.writer_state import WriterState, require_open
 
@@ -81,9 +82,9 @@ class FileWriter:
     def __init__(
         self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path_text(path))
         self.trailer: Trailer | None = None
-        self._encoder = Encoder(schema, validate=validate, name=os.fspath(path))
+        self._encoder = Encoder(schema, validate=validate, name=str(self.path))
         self._blocks: list[tuple[int, int, int]] = []
         self._state: WriterState = "open"
         self._new = NewFile(self.path)
@@ -206,7 +207,7 @@ class FileReader:
         validate: Validation = "off",
     ) -> None:
         check_choice("validate", validate, VALIDATIONS)
-        self.path = Path(path)
+        self.path = Path(path_text(path))
         self._options: dict[str, Any] = {
             "columns": columns, "verify": verify, "validate": validate,
         }  # fmt: skip
@@ -296,10 +297,15 @@ class FileReader:
             raise err.at(Where(file=str(self.path))) from err.__cause__
 
     def _load(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-        if not 0 <= index < self.num_batches:
+        try:
+            known = 0 <= operator.index(index) < self.num_batches
+        except TypeError:
+            known = False
+        if not known:
             raise OutOfRangeError(
                 "there is no such batch", where=Where(file=str(self.path)),
-                expected=f"0 <= index < {self.num_batches}", got=index,
+                expected=f"0 <= index < {self.num_batches}", got=repr(index),
+                remedy="ask num_batches first",
             )  # fmt: skip
         loaded = self._kept.get(index)
         if loaded is None:

@@ -159,6 +159,26 @@ def scheme_of(url: str) -> str | None:
     return match.group(1).lower() if match else None
 
 
+def path_text(place: str | os.PathLike[str]) -> str:
+    """Return a path or URL as text.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        It is neither (``RF-C008``).
+    """
+    if isinstance(place, str | os.PathLike):
+        text = os.fspath(place)
+        if isinstance(text, str):
+            return text
+    raise DatasetNotFoundError(
+        "this is no path",
+        expected="text or a path",
+        got=f"{place!r}, a {type(place).__name__}",
+        remedy="pass str or pathlib.Path; read data in memory with rf.read_stream",
+    )
+
+
 def local_path(place: str | os.PathLike[str]) -> Path:
     """Return the path that a path or a ``file://`` URL names.
 
@@ -167,7 +187,7 @@ def local_path(place: str | os.PathLike[str]) -> Path:
     UnsupportedFeatureError
         The URL has another scheme, or names another host.
     """
-    text = os.fspath(place)
+    text = path_text(place)
     scheme = scheme_of(text)
     if scheme is None:
         return Path(text)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from ragged_format.arguments import shown
 from ragged_format.errors import SchemaMismatchError
 
 __all__ = ["LOG_PROB_FILL", "LogProb", "is_finite"]
@@ -51,13 +52,14 @@ class LogProb:
             if getattr(self, key) not in choices:
                 raise SchemaMismatchError(
                     f"there is no such {key} of log-probs", code="RF-S009",
-                    expected=" or ".join(choices), got=getattr(self, key),
+                    expected=" or ".join(choices), got=shown(getattr(self, key)),
+                    remedy="say how the engine made them; the specification's modes are all",
                 )  # fmt: skip
         temperature = self.temperature
         if temperature is not None and not (is_finite(temperature) and temperature > 0):
             raise SchemaMismatchError(
                 "the temperature of log-probs is a finite number > 0", code="RF-S009",
-                expected="> 0", got=temperature,
+                expected="> 0", got=temperature, remedy="leave it out if it is not known",
             )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

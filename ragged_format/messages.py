@@ -6,8 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ragged_format.errors import CorruptError, LimitExceededError, TruncatedError
+from ragged_format.arguments import check_size
+from ragged_format.canonical import as_batch
+from ragged_format.errors import CorruptError, LimitExceededError, NotRaggedError, TruncatedError
 from ragged_format.flatbuffer import BATCH, Layout, layout_of, parse_header, prefix_size
+from ragged_format.parse import not_a_schema
 from ragged_format.soundness import check_arrays
 
 __all__ = [
@@ -94,7 +97,7 @@ def encode_message(batch: pa.RecordBatch) -> pa.Buffer:
     >>> decode_message(encode_message(batch), schema).equals(batch)
     True
     """
-    return batch.serialize()
+    return as_batch(batch).serialize()
 
 
 def decode_message(
@@ -118,13 +121,23 @@ def decode_message(
     ------
     TruncatedError, CorruptError, LimitExceededError, InvariantError
     """
-    buffer = message if isinstance(message, pa.Buffer) else pa.py_buffer(message)
+    if not isinstance(schema, pa.Schema):
+        raise not_a_schema(schema)
+    check_size("max_bytes", max_bytes)
+    try:
+        buffer = message if isinstance(message, pa.Buffer) else pa.py_buffer(message)
+    except TypeError as err:
+        raise NotRaggedError(
+            "a message is bytes", expected="a bytes-like object", got=type(message).__name__,
+            remedy="pass what rf.encode_message returned",
+        ) from err  # fmt: skip
     view = memoryview(buffer).cast("B")
     size = prefix_size(view[:8]) if len(view) >= 8 else 0
     if not size or len(view) < 8 + size:
         raise TruncatedError(
-            "a message ends inside its metadata", expected=8 + size or "a message", got=len(view)
-        )
+            "a message ends inside its metadata", expected=8 + size or "a message", got=len(view),
+            remedy="pass the whole of what rf.encode_message returned",
+        )  # fmt: skip
     metadata = view[8 : 8 + size]
     header = parse_header(metadata)
     if header.kind != BATCH:

@@ -35,7 +35,7 @@ from ragged_format.schema import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["parse_header", "parse_schema"]
+__all__ = ["not_a_schema", "parse_header", "parse_schema"]
 
 # More digits than any number here needs, and fewer than Python refuses to convert.
 MAX_DIGITS = 18
@@ -51,10 +51,7 @@ def parse_schema(schema: pa.Schema) -> RaggedSchema:
     NotRaggedError, UnsupportedVersionError, UnsupportedFeatureError, SchemaMismatchError
     """
     if not isinstance(schema, pa.Schema):
-        raise NotRaggedError(
-            "a schema is a pyarrow.Schema of this format", expected="pyarrow.Schema",
-            got=type(schema).__name__, remedy="make one with rf.sample_schema(vocab_size=…)",
-        )  # fmt: skip
+        raise not_a_schema(schema)
     for seen, parsed in _recent:
         if seen is schema or seen.equals(schema, check_metadata=True):
             return parsed
@@ -65,6 +62,14 @@ def parse_schema(schema: pa.Schema) -> RaggedSchema:
 
 
 _recent: list[tuple[pa.Schema, RaggedSchema]] = []
+
+
+def not_a_schema(schema: object) -> NotRaggedError:
+    """Return the error for what is no Arrow schema."""
+    return NotRaggedError(
+        "a schema is a pyarrow.Schema of this format", expected="pyarrow.Schema",
+        got=type(schema).__name__, remedy="make one with rf.sample_schema(vocab_size=…)",
+    )  # fmt: skip
 
 
 def _parse(schema: pa.Schema) -> RaggedSchema:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice, names_of, shown
 from ragged_format.errors import SchemaMismatchError, Where
-from ragged_format.schema import RECORD, Column, LogProb, Profile, RaggedSchema
+from ragged_format.schema import PROFILES, RECORD, Column, LogProb, Profile, RaggedSchema
 
 __all__ = [
     "PACKED_COLUMNS",
@@ -140,12 +141,13 @@ def standard_column(name: str, profile: Profile = "sample") -> Column:
     SchemaMismatchError
         The profile has no such standard column (``RF-S003``).
     """
+    check_choice("profile", profile, PROFILES)
     try:
         return STANDARD[profile][name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise SchemaMismatchError(
             f"profile {profile!r} has no such standard column", code="RF-S003",
-            expected=", ".join(STANDARD[profile]), got=name,
+            expected=", ".join(STANDARD[profile]), got=shown(name),
             remedy="pass a ragged_format.Column to declare a column of your own",
         ) from None  # fmt: skip
 
@@ -159,6 +161,7 @@ def _asked(columns: Iterable[str | Column], profile: Profile) -> list[Column]:
     raise SchemaMismatchError(
         "columns are a list of names and declarations", code="RF-S003",
         expected="names of standard columns, rf.Column", got=repr(columns),
+        remedy="pass a list, as in columns=['candidate_counts', 'candidate_ids']",
     )  # fmt: skip
 
 
@@ -187,7 +190,8 @@ def _schema(
         chosen = [by_name.pop(name) for name in standard if name in by_name] + list(
             by_name.values()
         )
-    schema = RaggedSchema(profile, vocab_size, chosen, (*ROOT_AXES[profile], *root_axes))
+    roots = (*ROOT_AXES[profile], *names_of("root_axes", root_axes))
+    schema = RaggedSchema(profile, vocab_size, chosen, roots)
     check_standard(schema)
     return schema.to_arrow()
 

@@ -43,6 +43,7 @@ ragged_format.errors.LimitExceededError: [RF-L002] an index lies outside the rec
   where:    position 0
   expected: 0 <= index < 2
   got:      2
+  remedy:   count over the whole batch, from 0
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ragged_format.canonical import canonical, require_same
+from ragged_format.arguments import check_integer, list_of, shown
+from ragged_format.canonical import as_batch, canonical, joined, require_same
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.lists import (
     Flat,
@@ -167,6 +169,7 @@ def take(
     SchemaMismatchError
         The axis does not exist (``RF-S006``), or an argument is not made of integers (``RF-S004``).
     """
+    batch = as_batch(batch)
     picked = _integers(indices, "indices")
     if axis == RECORD:
         _check_positions(picked, batch.num_rows, axis)
@@ -182,7 +185,7 @@ def take(
             code="RF-I005", expected=f"{parents} entries >= 0, sum {len(picked)}",
             got=f"{len(per_parent)} entries, sum {per_parent.sum()}, "
             f"smallest {per_parent.min(initial=0)}",
-            remedy="" if lengths is not None else "pass lengths for an axis below the record",
+            remedy="pass how many of the indices go to each parent element",
         )  # fmt: skip
     return _regather(batch, schema, axis, picked, per_parent)
 
@@ -208,7 +211,8 @@ def select(batch: pa.RecordBatch, axis: str, keep: npt.NDArray[np.bool_]) -> pa.
     SchemaMismatchError
         The axis does not exist (``RF-S006``), or `keep` is not boolean (``RF-S004``).
     """
-    keep = np.asarray(keep)
+    batch = as_batch(batch)
+    keep = _array(keep)
     if keep.dtype != bool and keep.size:
         raise SchemaMismatchError(
             "keep is boolean", expected="one bool per element", got=keep.dtype,
@@ -220,6 +224,7 @@ def select(batch: pa.RecordBatch, axis: str, keep: npt.NDArray[np.bool_]) -> pa.
         raise InvariantError(
             "keep has one entry per element of the axis",
             code="RF-I003", expected=f"({size},)", got=keep.shape,
+            remedy="make it from the whole batch",
         )  # fmt: skip
     if view is None:
         return take(batch, np.flatnonzero(keep))
@@ -249,10 +254,10 @@ def slice_axis(
     axis : str
         Any axis.
     """
-    if start < 0 or (stop is not None and stop < 0):
-        raise LimitExceededError(
-            "slice bounds are not negative", code="RF-L002", expected=">= 0", got=(start, stop)
-        )
+    batch = as_batch(batch)
+    check_integer("start", start, 0, code="RF-L002")
+    if stop is not None:
+        check_integer("stop", stop, 0, code="RF-L002")
     if axis == RECORD:
         end = batch.num_rows if stop is None else min(stop, batch.num_rows)
         begin = min(start, end)
@@ -282,6 +287,7 @@ def cut(batch: pa.RecordBatch, start: int = 0, stop: int | None = None) -> pa.Re
     LimitExceededError
         A negative bound (``RF-L002``).
     """
+    batch = as_batch(batch)
     schema = parse_schema(batch.schema)
     if schema.profile != "sample":
         raise SchemaMismatchError(
@@ -326,11 +332,13 @@ def join(batch: pa.RecordBatch, counts: npt.ArrayLike) -> pa.RecordBatch:
     InvariantError
         The counts are not so (``RF-I005``).
     """
+    batch = as_batch(batch)
     runs = _integers(counts, "counts")
     if (len(runs) and runs.min() < 1) or runs.sum() != batch.num_rows:
         raise InvariantError(
             "counts are positive and sum to the number of records",
             code="RF-I005", expected=batch.num_rows, got=runs.tolist()[:8],
+            remedy="pass the number of records of each run",
         )  # fmt: skip
     schema = parse_schema(batch.schema)
     bounds = offsets_of(runs)
@@ -368,10 +376,12 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
     LimitExceededError
         The result does not fit one batch (``RF-L001``).
     """
+    batches = list_of("batches", pa.RecordBatch, batches)
     if not batches:
         raise SchemaMismatchError(
-            "concat needs at least one batch", expected=">= 1 batch", got="none"
-        )
+            "concat needs at least one batch", expected=">= 1 batch", got="none",
+            remedy="rf.sample_schema and pa.RecordBatch.from_pylist([], schema) make an empty one",
+        )  # fmt: skip
     first = batches[0]
     if axis != RECORD:
         _require_axis(parse_schema(first.schema), axis)
@@ -383,28 +393,22 @@ def concat(batches: Sequence[pa.RecordBatch], *, axis: str = RECORD) -> pa.Recor
     if len(batches) == 1:
         return first
     schema = first.schema
-    try:
-        joined = pa.concat_batches(
-            [
-                batch if batch.schema.equals(schema, check_metadata=True) else _under(batch, schema)
-                for batch in batches
-            ]
-        )
-    except pa.ArrowInvalid as err:
-        raise LimitExceededError(
-            "a string column of the result exceeds 2 GiB", expected="< 2^31 bytes", got=str(err),
-            remedy="concatenate fewer records at a time",
-        ) from err  # fmt: skip
+    whole = joined(
+        [
+            batch if batch.schema.equals(schema, check_metadata=True) else _under(batch, schema)
+            for batch in batches
+        ]
+    )
     if axis == RECORD:
-        return joined
+        return whole
     rows = {batch.num_rows for batch in batches}
     if len(rows) > 1:
         raise InvariantError(
             "batches that are joined record by record have equally many",
             code="RF-I003", expected=first.num_rows, got=sorted(rows),
         )  # fmt: skip
-    order = np.arange(len(joined)).reshape(len(batches), -1).T.reshape(-1)
-    return join(take(joined, order), np.full(first.num_rows, len(batches), np.int64))
+    order = np.arange(len(whole)).reshape(len(batches), -1).T.reshape(-1)
+    return join(take(whole, order), np.full(first.num_rows, len(batches), np.int64))
 
 
 def _under(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -412,19 +416,27 @@ def _under(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _require_axis(schema: RaggedSchema, axis: str) -> None:
-    if axis not in schema.axes:
+    if not isinstance(axis, str) or axis not in schema.axes:
         raise SchemaMismatchError(
             "there is no such axis", code="RF-S006",
-            expected=f"one of {', '.join([RECORD, *schema.axes])}", got=axis,
+            expected=f"one of {', '.join([RECORD, *schema.axes])}", got=shown(axis),
+            remedy="choose one of these, or add the column that opens it",
         )  # fmt: skip
 
 
+def _array(values: npt.ArrayLike) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:  # nested lists of different lengths
+        return np.asarray("lists of different lengths")
+
+
 def _integers(values: npt.ArrayLike, what: str) -> Int64:
-    array = np.asarray(values)
+    array = _array(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise SchemaMismatchError(
             f"{what} are integers in one dimension", expected="(k,) int",
-            got=f"{array.shape} {array.dtype}",
+            got=f"{array.shape} {array.dtype}", remedy="pass a list or an array of integers",
         )  # fmt: skip
     return array.astype(np.int64, copy=False)
 
@@ -435,6 +447,7 @@ def _check_positions(picked: Int64, size: int, axis: str) -> None:
         raise LimitExceededError(
             f"an index lies outside the {axis} axis", code="RF-L002", where=Where(position=at),
             expected=f"0 <= index < {size}", got=int(picked[at]),
+            remedy="count over the whole batch, from 0",
         )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice, list_of, names_of, shown, texts_of
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.log_prob import LOG_PROB_FILL, LogProb, is_finite
 
@@ -132,16 +133,12 @@ class Column:
 
     def __post_init__(self) -> None:
         where = Where(column=self.name)
-        texts = (self.name, self.axis, self.opens or "")
-        if not all(isinstance(text, str) for text in texts):
-            raise SchemaMismatchError(
-                "names of columns and axes are text", code="RF-S009", expected="str", got=texts
-            )
+        names_of("names of columns and axes", (self.name, self.axis, self.opens or ""))
         object.__setattr__(self, "shape", self._checked_shape())
         if not isinstance(self.type, pa.DataType) or str(self.type) not in PRIMITIVES:
             raise SchemaMismatchError(
                 "a column's value type is an integer, float, string or binary",
-                where=where, expected=", ".join(PRIMITIVES), got=self.type,
+                where=where, expected=", ".join(PRIMITIVES), got=shown(self.type),
                 remedy="convert data of other producers with rf.canonical(data, schema)",
             )  # fmt: skip
         numeric = pa.types.is_integer(self.type) or pa.types.is_floating(self.type)
@@ -319,12 +316,12 @@ class RaggedSchema:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.version = FORMAT_VERSION
-        self.profile: Profile = profile
+        self.profile: Profile = PROFILES[check_choice("profile", profile, PROFILES)]
         self.vocab_size = vocab_size
-        self.root_axes = tuple(root_axes)
-        self.required_features = tuple(sorted(required_features))
-        self.metadata = dict(metadata or {})
-        listed = list(columns)
+        self.root_axes = names_of("root_axes", root_axes)
+        self.required_features = (*sorted(names_of("required_features", required_features)),)
+        self.metadata = texts_of("metadata", metadata)
+        listed = list_of("columns", Column, columns)
         self.columns = {column.name: column for column in listed}
         if len(self.columns) < len(listed):
             names = [column.name for column in listed]
@@ -332,11 +329,11 @@ class RaggedSchema:
                 "column names are unique", code="RF-S008",
                 got=sorted({name for name in names if names.count(name) > 1}), expected="one each",
             )  # fmt: skip
-        whole = isinstance(vocab_size, int) and not isinstance(vocab_size, bool)
-        if not whole or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        if type(vocab_size) is not int or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
             raise SchemaMismatchError(
                 "vocab_size is a positive integer of at most 2^31",
-                code="RF-S009", expected=f"1 to {MAX_VOCAB_SIZE}", got=vocab_size,
+                code="RF-S009", expected=f"1 to {MAX_VOCAB_SIZE}", got=repr(vocab_size),
+                remedy="pass the rows of the model's output layer",
             )  # fmt: skip
         if own := sorted({key for key in self.metadata if key in OWN_KEYS}):
             raise SchemaMismatchError(
@@ -377,10 +374,10 @@ class RaggedSchema:
     def __getitem__(self, name: str) -> Column:
         try:
             return self.columns[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise SchemaMismatchError(
                 "there is no such column",
-                code="RF-S003", expected=", ".join(self.columns), got=name,
+                code="RF-S003", expected=", ".join(self.columns), got=shown(name),
                 remedy="name one of the columns that the data has",
             ) from None  # fmt: skip
 
@@ -438,7 +435,7 @@ class RaggedSchema:
 
     def select(self, names: Iterable[str]) -> RaggedSchema:
         """Return the schema with these columns only, plus the counts that their axes need."""
-        wanted = {self[name].name for name in names}
+        wanted = {self[name].name for name in names_of("columns", names)}
         for name in list(wanted):
             axis = self[name].axis
             while axis != RECORD and (counts := self.axes[axis].counts) is not None:

@@ -11,7 +11,6 @@ Its module is imported when the first such URL is opened.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ragged_format.arguments import check_callable, check_text
 from ragged_format.byte_source import ZSTD_MAGIC, describe
 from ragged_format.compact_files import CompactReader, is_compact
 from ragged_format.dataset import Dataset
@@ -32,7 +32,7 @@ from ragged_format.errors import (
 )
 from ragged_format.files import MAGIC, FileReader
 from ragged_format.flatbuffer import CONTINUATION
-from ragged_format.local_files import local_path, open_binary, scheme_of
+from ragged_format.local_files import local_path, open_binary, path_text, scheme_of
 from ragged_format.streams import StreamReader
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def register_scheme(scheme: str, opener: Opener) -> None:
     opener : callable
         Takes the whole URL, returns a :class:`Source`.
     """
+    check_text("scheme", scheme)
+    check_callable("opener", opener)
     _openers[scheme.lower()] = opener
 
 
@@ -132,7 +134,7 @@ def open_source(source: Any) -> Source:
     """
     if hasattr(source, "read"):
         return StreamReader(source)
-    text = os.fspath(source)
+    text = path_text(source)
     if text == "-":
         return StreamReader(sys.stdin.buffer)
     scheme = scheme_of(text)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
+from ragged_format.arguments import check_choice, check_size
 from ragged_format.byte_source import (
     ByteSource,
     byte_sink,
@@ -34,7 +35,6 @@ from ragged_format.decoding import (
     Batches,
     Projection,
     Validation,
-    check_choice,
     check_trailer,
     decode,
     with_schema,
@@ -262,6 +262,9 @@ class StreamReader:
     ) -> None:
         check_choice("validate", validate, VALIDATIONS)
         check_choice("trailing", trailing, ("error", "leave"))
+        check_size("max_message_bytes", max_message_bytes)
+        if max_bytes is not None:
+            check_size("max_bytes", max_bytes)
         self._name: str | None = None
         if isinstance(source, str | os.PathLike):
             self._name = os.fspath(source)

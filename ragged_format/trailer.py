@@ -31,6 +31,7 @@ from typing import Any
 
 import xxhash
 
+from ragged_format.arguments import check_mapping
 from ragged_format.digest import text_digest
 from ragged_format.errors import ChecksumError, CorruptError, SchemaMismatchError
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
@@ -161,6 +162,8 @@ def user_metadata(metadata: Mapping[Any, Any] | None) -> dict[bytes, bytes]:
         A key lies in this format's namespace, or something is neither text nor bytes (``RF-S009``).
     """
     out = {}
+    if metadata:
+        check_mapping("metadata", metadata)
     for key, value in (metadata or {}).items():
         pair = [text.encode() if isinstance(text, str) else text for text in (key, value)]
         if not all(isinstance(text, bytes) for text in pair) or pair[0].startswith(
@@ -169,7 +172,7 @@ def user_metadata(metadata: Mapping[Any, Any] | None) -> dict[bytes, bytes]:
             raise SchemaMismatchError(
                 "batch metadata is text or bytes, under keys outside this format's namespace",
                 code="RF-S009", expected=f"keys that do not begin with {NAMESPACE!r}",
-                got=f"{key!r}: {value!r}",
+                got=f"{key!r}: {value!r}", remedy="store other values as JSON text",
             )  # fmt: skip
         out[pair[0]] = pair[1]
     return out

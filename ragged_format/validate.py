@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice
 from ragged_format.canonical import ArrowExportable, as_batches
 from ragged_format.errors import InvariantError, LimitExceededError, Where
 from ragged_format.lists import Flat, Int64, flat, offsets_of
@@ -70,10 +71,12 @@ def validate(
       expected: 0 <= id < 10
       got:      12
     """
-    if level not in LEVELS:
+    check_choice("level", level, LEVELS)
+    if where is not None and not isinstance(where, Where):
         raise LimitExceededError(
-            "level has no such choice", expected=" or ".join(map(repr, LEVELS)), got=level
-        )
+            "where is the place of the data", expected="rf.Where", got=repr(where),
+            remedy="pass rf.Where(file=…)",
+        )  # fmt: skip
     outer = where or Where()
     ids = UniqueIds()
     for number, batch in enumerate(as_batches(data), outer.batch or 0):

@@ -23,14 +23,13 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice, check_number, check_size
 from ragged_format.canonical import require_same
 from ragged_format.compact_files import CompactWriter
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
     Validation,
-    check_choice,
-    check_size,
     conform,
     iter_batches,
 )
@@ -379,8 +378,9 @@ def _checked_lineage(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
         copied = json.loads(canonical_json(dict(lineage or {})))
     except (TypeError, ValueError) as err:
         raise SchemaMismatchError(
-            "lineage holds JSON values", code="RF-S009", expected="a JSON object", got=str(err)
-        ) from err
+            "lineage holds JSON values", code="RF-S009", expected="a JSON object", got=str(err),
+            remedy="pass a mapping of plain values",
+        ) from err  # fmt: skip
     return dict(copied)
 
 
@@ -438,6 +438,7 @@ def sweep(path: str | os.PathLike[str], *, grace_s: float = GRACE_S) -> list[str
     grace_s : float
         Longer than any reader may take from opening the dataset to opening its shards.
     """
+    check_number("grace_s", grace_s, 0)
     directory = local_path(path)
     if not directory.is_dir():
         raise DatasetNotFoundError(

@@ -13,7 +13,7 @@ THIRD_PARTY = {"numpy", "pyarrow", "xxhash", "zstandard"}
 
 # From the floor up; a module imports its own layer and those below.
 LAYERS = [
-    {"errors", "codes"},
+    {"errors", "codes", "arguments"},
     {"log_prob", "schema", "profiles", "parse"},
     {"lists", "canonical", "ragged", "soundness"},
     {"view", "rules", "rules_packed", "forest_index", "validate"},

@@ -55,7 +55,7 @@ def test_lengths_that_do_not_fit(batch, lengths):
     error = fails(
         rf.InvariantError, "RF-I005", rf.take, batch, [0, 1], axis="token", lengths=lengths
     )
-    assert bool(error.remedy) == (lengths is None)
+    assert "each parent element" in error.remedy
 
 
 def test_a_mask_cannot_count_to_two(batch):
