@@ -1,0 +1,172 @@
+"""What happens behind the writer: sealing, index runs, retention and the removal of old files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ragged_format.errors import DatasetNotFoundError, RaggedError
+from ragged_format.writer import sweep
+from ragged_server.commits import Commit
+from ragged_server.file_layer import FileLayer
+from ragged_server.index import IdIndex
+from ragged_server.ledger import Ledger, save
+from ragged_server.log import Log
+from ragged_server.records import StoreSettings
+from ragged_server.retention import expired
+from ragged_server.seal import seal_segment, unlist
+from ragged_server.segments import Segment
+
+__all__ = ["Upkeep"]
+
+_log = logging.getLogger("ragged_server.upkeep")
+# Seconds between two looks at ages, and after a failure.
+_TICK_S = 1.0
+_PAUSE_S = 5.0
+
+
+class Upkeep:
+    """The thread that seals closed segments, merges runs and removes what is past its time.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the dataset.
+    log_id : bytes
+    settings : StoreSettings
+    log : Log
+    index : IdIndex
+    ledger : Ledger
+    layer : FileLayer
+    clock : callable
+
+    Attributes
+    ----------
+    failure : str, optional
+        Why the last round failed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        log_id: bytes,
+        settings: StoreSettings,
+        log: Log,
+        index: IdIndex,
+        ledger: Ledger,
+        layer: FileLayer,
+        clock: Callable[[], float],
+    ) -> None:
+        self.failure: str | None = None
+        self._directory = directory
+        self._log_id = log_id.hex()
+        self._settings = settings
+        self._log = log
+        self._index = index
+        self._ledger = ledger
+        self._layer = layer
+        self._clock = clock
+        self._graves: list[tuple[float, Path]] = []
+        self._swept = -float("inf")
+        self._event = threading.Event()
+        self._stopped = False
+        # The ledger is changed by the writer and saved here.
+        self._ledger_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="ragged-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look for work."""
+        self._event.set()
+
+    def stop(self) -> None:
+        """Finish the step at hand and end the thread."""
+        self._stopped = True
+        self._event.set()
+        self._thread.join()
+
+    def apply(self, commit: Commit) -> None:
+        """Take a commit into the ledger."""
+        with self._ledger_lock:
+            self._ledger.apply(commit)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            pause = _TICK_S
+            try:
+                self.round()
+                self.failure = None
+            except (RaggedError, OSError) as err:
+                self.failure = str(err)
+                pause = _PAUSE_S
+                _log.exception("upkeep failed; it is tried again")
+            self._event.wait(pause)
+            self._event.clear()
+
+    def round(self) -> None:
+        """Do all that there is to do now."""
+        for segment in self._log.segments:
+            if self._stopped:
+                return
+            if segment.closed and segment.rows:
+                self._seal(segment)
+        self._retain()
+        while not self._stopped and self._index.merge():
+            pass
+        self._bury()
+
+    def _seal(self, segment: Segment) -> None:
+        for table in self._index.tables:
+            if table.first_sequence == segment.first_sequence:
+                self._index.flush(table)
+        shard = seal_segment(
+            self._directory, segment, self._log_id, batch_rows=self._settings.batch_rows,
+            batch_bytes=self._settings.batch_bytes,
+        )  # fmt: skip
+        self._log.seal(segment, [shard])
+        # Answered keys and quotas were in the segment.
+        self._save()
+        self._graves.append((time.monotonic() + self._settings.grace_s, segment.path))
+
+    def _save(self) -> None:
+        with self._ledger_lock:
+            text = self._ledger.to_json(self._log_id)
+        save(self._log.folder, text)
+
+    def _retain(self) -> None:
+        now = self._clock()
+        total = sum(part.nbytes for part in self._log.parts)
+        gone = expired(self._log.shards, total, self._settings, now)
+        if gone:
+            unlist(self._directory, gone, self._log_id)
+            self._log.drop(gone)
+            with self._ledger_lock:
+                self._ledger.removed(gone[-1].end_sequence, now)
+            for shard in gone:
+                until = time.monotonic() + self._settings.grace_s
+                self._graves.append((until, self._directory / shard.name))
+        before = self._index.floor
+        with self._ledger_lock:
+            self._index.floor = self._ledger.raise_floor(now)
+        if gone or self._index.floor != before:
+            self._save()
+            self._index.drop_expired()
+
+    def _bury(self) -> None:
+        now = time.monotonic()
+        due = [path for until, path in self._graves if until <= now]
+        self._graves = [grave for grave in self._graves if grave[0] > now]
+        for path in due:
+            self._layer.remove(path)
+        if now - self._swept > max(self._settings.grace_s, 60.0):
+            self._swept = now
+            # What servers and writers that were killed left in the directory.
+            with suppress(DatasetNotFoundError):
+                sweep(self._directory, grace_s=max(self._settings.grace_s, 60.0))
