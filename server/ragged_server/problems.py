@@ -115,10 +115,9 @@ def problem(error: RaggedError, request_id: str) -> bytes:
 
 
 def _detail(error: RaggedError) -> str:
-    out = error.what
-    if error.expected is not None or error.got is not None:
-        out += f" (expected: {error.expected}; got: {error.got})"
-    return out
+    parts = {"expected": error.expected, "got": error.got}
+    given = "; ".join(f"{name}: {value}" for name, value in parts.items() if value is not None)
+    return f"{error.what} ({given})" if given else error.what
 
 
 def headers_of(error: RaggedError) -> list[tuple[bytes, bytes]]:

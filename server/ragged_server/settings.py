@@ -22,7 +22,6 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -173,7 +172,7 @@ class ServerSettings(BaseSettings):
     max_page_bytes: Size = Field(ByteSize(64 * MI), description="Largest answer to a read.")
     max_wait_s: Seconds = Field(60.0, description="Longest wait of a read for new records.")
     max_readers: Count = Field(
-        8, description="Reads that are answered at one time; waiting ones do not count."
+        32, description="Reads that are answered at one time; waiting ones do not count."
     )
     max_waiting: Count = Field(1024, description="Reads that wait for new records at one time.")
     send_timeout_s: PositiveSeconds = Field(
@@ -184,6 +183,7 @@ class ServerSettings(BaseSettings):
         min(4, os.cpu_count() or 1),
         description="Threads that decode and validate. Default: the number of cores, at most 4.",
     )
+    read_threads: Count = Field(4, description="Threads that read the log and encode answers.")
     drain_timeout_s: PositiveSeconds = Field(
         30.0, description="Time that running requests get to end when the server stops."
     )
@@ -201,11 +201,6 @@ class ServerSettings(BaseSettings):
     tokenizer: Path | None = Field(
         None, description="tokenizer.json with which the page shows text."
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _absent(cls, value: Any) -> Any:
-        return None if isinstance(value, str) and value == "none" else value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

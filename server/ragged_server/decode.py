@@ -1,0 +1,255 @@
+"""Bodies of requests as validated batches; runs in threads, within limits."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import pyarrow as pa
+import zstandard
+
+from ragged_format.errors import (
+    ConversionError,
+    CorruptError,
+    LimitExceededError,
+    RaggedError,
+    TruncatedError,
+    UnsupportedFeatureError,
+    Where,
+)
+from ragged_format.streams import StreamReader
+from ragged_format.validate import validate
+from ragged_server.http_errors import BadRequestError, TooLargeError
+from ragged_server.limits import ContentLimits, Reservation, too_large
+
+if TYPE_CHECKING:
+    from ragged_server.settings import ServerSettings
+
+__all__ = ["Body", "Decoded", "decode"]
+
+Form: TypeAlias = Literal["arrow", "json", "ndjson"]
+
+# Window that a zstd frame may ask for: what level 19 needs; --long frames are refused.
+_MAX_WINDOW = 8 << 20
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One body as it came, and how to read it.
+
+    Attributes
+    ----------
+    data : bytearray
+    form : {"arrow", "json", "ndjson"}
+    is_compressed : bool
+        Whether it is zstd frames.
+    source : str
+        Adapter that reads it, where it is JSON.
+    options : mapping
+        Further arguments of the adapter.
+    """
+
+    data: bytearray
+    form: Form
+    is_compressed: bool = False
+    source: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a body holds.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+    batches : list of pyarrow.RecordBatch
+        Validated in full; views of the body where it is not compressed.
+    report : dict, optional
+        What became of everything in engine JSON.
+    """
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    report: dict[str, Any] | None = None
+
+
+def decode(
+    body: Body,
+    settings: ServerSettings,
+    reservation: Reservation,
+    log_schema: Callable[[], pa.Schema | None],
+) -> Decoded:
+    """Decode and validate a body.
+
+    Parameters
+    ----------
+    body : Body
+    settings : ServerSettings
+    reservation : Reservation
+        Of the body's bytes; it grows by what decompression makes of them.
+    log_schema : callable
+        Returns the schema of the log, if it has one yet; JSON is converted to it.
+
+    Raises
+    ------
+    RaggedError
+        The body is malformed, incomplete, too large or invalid; see the status table of
+        ``spec/08-http.md``.
+    """
+    if body.form == "arrow":
+        return _arrow(body, settings, reservation)
+    return _json(body, settings, reservation, log_schema())
+
+
+class _Decompressed:
+    """The content of zstd frames; counts it against the limit and the budget as it comes."""
+
+    def __init__(self, data: bytearray, limit: int, name: str, reservation: Reservation) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._reader = decompressor.stream_reader(io.BytesIO(data), read_across_frames=True)
+        self._limit = limit
+        self._name = name
+        self._reservation = reservation
+        self._done = 0
+
+    def readinto(self, out: memoryview) -> int:
+        # One byte more than the limit shows that there is more, and no more is made.
+        room = self._limit + 1 - self._done
+        try:
+            got = int(self._reader.readinto(out[:room]))
+        except zstandard.ZstdError as err:
+            raise CorruptError(
+                "the zstd data is corrupt", expected=f"frames with windows <= {_MAX_WINDOW} bytes",
+                got=str(err),
+            ) from err  # fmt: skip
+        if not self._done and out[:4] == _ZSTD_MAGIC:
+            raise UnsupportedFeatureError(
+                "the body is compressed twice", expected="zstd frames of an Arrow stream or JSON",
+                got="zstd frames of zstd frames", remedy="compress it once",
+            )  # fmt: skip
+        self._done += got
+        if self._done > self._limit:
+            raise too_large("the body, decompressed,", self._name, self._limit, f"> {self._limit}")
+        self._reservation.grow(got)
+        return got
+
+    def read(self, size: int) -> bytes:
+        out = memoryview(bytearray(min(size, self._limit + 1)))
+        return bytes(out[: self.readinto(out)])
+
+
+def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> Decoded:
+    limit = settings.max_decoded_bytes
+    if body.is_compressed:
+        if not body.data:
+            raise TruncatedError("the body is empty", expected="zstd frames", got="no bytes")
+        source: Any = _Decompressed(body.data, limit, "max_decoded_bytes", reservation)
+    else:
+        if body.data.startswith(_ZSTD_MAGIC):
+            raise UnsupportedFeatureError(
+                "the body is zstd data, and the header does not say so",
+                expected="Content-Encoding: zstd", got="no Content-Encoding",
+                remedy="name the coding, or send the stream as it is",
+            )  # fmt: skip
+        source = pa.py_buffer(body.data)
+    limits = ContentLimits(settings)
+    batches = []
+    decoded = 0
+    try:
+        reader = StreamReader(source, validate="full", max_message_bytes=limit)
+        for batch in reader:
+            decoded += batch.nbytes
+            if decoded > limit:
+                raise too_large("the body, in memory,", "max_decoded_bytes", limit, decoded)
+            limits.add(batch, reader.ragged_schema)
+            batches.append(batch)
+    except LimitExceededError as err:
+        raise TooLargeError(
+            err.what, code=TooLargeError.code, where=err.where, expected=err.expected, got=err.got,
+            limits={"max_decoded_bytes": limit},
+            remedy="send less in one request, or raise max_decoded_bytes on the server",
+        ) from err  # fmt: skip
+    if decoded > reservation.size:
+        reservation.grow(decoded - reservation.size)  # buffers were compressed
+    return Decoded(reader.schema, batches)
+
+
+def _json(
+    body: Body, settings: ServerSettings, reservation: Reservation, log_schema: pa.Schema | None
+) -> Decoded:
+    from ragged_format.adapters.registry import choose_reader, option_names
+    from ragged_format.adapters.report import ConversionReport
+
+    limit = settings.max_json_bytes
+    if body.is_compressed:
+        text = b"".join(_pieces(_Decompressed(body.data, limit, "max_json_bytes", reservation)))
+    else:
+        text = bytes(body.data)
+    if len(text) > limit:
+        raise too_large("the body of JSON", "max_json_bytes", limit, len(text))
+    reader = choose_reader(body.source)
+    takes = option_names(reader.to_samples)
+    options = dict(body.options)
+    if log_schema is not None and "schema" in takes:
+        options["schema"] = log_schema
+        options.pop("vocab_size", None)
+    elif "vocab_size" not in options:
+        if settings.vocab_size is not None:
+            options["vocab_size"] = settings.vocab_size
+        elif reader.needs_vocab_size:
+            raise BadRequestError(
+                "the log has no schema yet, and JSON does not say the size of the vocabulary",
+                expected="?vocab_size=", got="none",
+                remedy="name the model's vocab_size (config.json), or start the server with it",
+            )  # fmt: skip
+    records = list(_records(body.form, text))
+    if not records:
+        raise ConversionError("the body has no records", expected="at least one", got="none")
+    report = ConversionReport()
+    batch = reader.to_samples(records, report=report, **options)
+    # An adapter keeps every invariant; whether this one did is checked like everything else.
+    validate(batch)
+    limits = ContentLimits(settings)
+    limits.add(batch, _ragged(batch.schema))
+    return Decoded(batch.schema, [batch], report.to_dict())
+
+
+def _ragged(schema: pa.Schema) -> Any:
+    from ragged_format.known_schemas import known_schema
+
+    return known_schema(schema).ragged
+
+
+def _pieces(source: _Decompressed) -> Iterator[bytes]:
+    while piece := source.read(1 << 20):
+        yield piece
+
+
+def _records(form: Form, text: bytes) -> Iterator[Any]:
+    """Yield the records of a document (one, or a list of them) or of lines."""
+    from ragged_format.adapters import read_record
+
+    if form == "ndjson":
+        for row, line in enumerate(text.split(b"\n")):
+            if line and not line.isspace():
+                try:
+                    yield read_record(line)
+                except (ValueError, RecursionError) as err:
+                    raise _not_json("a line is not JSON", Where(row=row), err) from err
+        return
+    try:
+        value = read_record(text)
+    except (ValueError, RecursionError) as err:
+        raise _not_json("the body is not JSON", Where(), err) from err
+    yield from value if isinstance(value, list) else [value]
+
+
+def _not_json(what: str, where: Where, err: Exception) -> RaggedError:
+    return BadRequestError(
+        what, where=where, expected="JSON objects with request and response", got=str(err)[:200],
+        remedy="send one document as application/json, one record a line as application/x-ndjson",
+    )  # fmt: skip

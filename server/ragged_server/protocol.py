@@ -1,0 +1,229 @@
+"""Limits on connections that uvicorn does not have: size and time of headers, and unread bodies.
+
+uvicorn's parser keeps a header field of any size in memory until its end arrives, waits for it
+without limit, and reads and drops the rest of a body whose request was answered already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ragged_format.errors import RaggedError
+from ragged_server.body import Receive, Scope, Send
+from ragged_server.http_errors import (
+    BadRequestError,
+    BusyError,
+    HeaderTooLargeError,
+    SlowRequestError,
+)
+from ragged_server.problems import MEDIA_TYPE, headers_of, problem, status_of
+from ragged_server.settings import ServerSettings
+
+__all__ = ["protocol_class"]
+
+# The rest of a body that nobody reads: a client that is still sending gets to see the answer.
+_LINGER_S = 5.0
+_LINGER_BYTES = 16 << 20
+_MAX_FIELDS = 100
+
+
+def protocol_class(settings: ServerSettings) -> type[HttpToolsProtocol]:
+    """Return the protocol for connections of a server with these limits."""
+
+    class Limited(_LimitedProtocol):
+        limits = settings
+
+    return Limited
+
+
+class _LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ServerSettings
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Bytes since a header began, or between two pieces of a body: chunk sizes and trailers.
+        self._overhead = 0
+        self._is_reading_header = True
+        self._is_refused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingering: int | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            limit = self.limits.max_connections
+            self._refuse(
+                BusyError(
+                    "too many connections are open", expected=f"max_connections <= {limit}",
+                    got=f"> {limit}", retry_after_s=1.0,
+                )
+            )  # fmt: skip
+            return
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._lingering is not None:
+            self._lingering += len(data)
+            if self._lingering > _LINGER_BYTES:
+                self._close()
+                return
+        self._overhead += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self._is_refused:
+            return
+        if self._overhead > self.limits.max_header_bytes:
+            if self._is_reading_header:
+                self._refuse(self._header_too_large(f"> {self.limits.max_header_bytes} bytes"))
+            elif not self._body_is_read():
+                self._abort_body()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_reading_header = True
+        self._overhead = 0
+        self._start_header_timer()
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._is_reading_header = False
+        self._overhead = 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        error: RaggedError | None = None
+        if size > self.limits.max_header_bytes:
+            error = self._header_too_large(f"{size} bytes")
+        elif len(self.headers) > _MAX_FIELDS:
+            error = HeaderTooLargeError(
+                "the header has too many fields", expected=f"<= {_MAX_FIELDS}",
+                got=len(self.headers), limits={"fields": _MAX_FIELDS},
+            )  # fmt: skip
+        if error is None:
+            super().on_headers_complete()
+            return
+        app, self.app = self.app, _Refusal(error)
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = app
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._overhead = 0
+        if self._lingering is not None:
+            self._lingering = None
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() or self._body_is_read():
+            return
+        # uvicorn would take the rest of this body without end.
+        self._unset_keepalive_if_required()
+        self._lingering = 0
+        self._stop_timer()
+        self._timer = self.loop.call_later(_LINGER_S, self._close)
+
+    def _body_is_read(self) -> bool:
+        return self.cycle is None or not self.cycle.more_body
+
+    def _start_header_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.limits.header_timeout_s, self._header_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _header_is_late(self) -> None:
+        limit = self.limits.header_timeout_s
+        self._refuse(
+            SlowRequestError(
+                "the header did not arrive in time", expected=f"header_timeout_s <= {limit:g}",
+                got="a part of it", limits={"header_timeout_s": limit},
+            )
+        )  # fmt: skip
+
+    def _header_too_large(self, got: str) -> RaggedError:
+        limit = int(self.limits.max_header_bytes)
+        return HeaderTooLargeError(
+            "the header is too large", expected=f"max_header_bytes <= {limit}", got=got,
+            limits={"max_header_bytes": limit},
+        )  # fmt: skip
+
+    def _abort_body(self) -> None:
+        """End a request whose body is framed by more than it holds."""
+        self._is_refused = True
+        if not self.cycle.response_started:
+            error = BadRequestError(
+                "the chunks of the body have too much around them",
+                expected=f"<= {int(self.limits.max_header_bytes)} bytes between two pieces",
+                got="more",
+            )  # fmt: skip
+            self._write(error)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP."""
+        self._refuse(
+            BadRequestError("the request is not HTTP/1.1", expected="an HTTP/1.1 request", got=msg)
+        )
+
+    def _refuse(self, error: RaggedError) -> None:
+        """Answer before there is a request, and close."""
+        self._is_refused = True
+        self._stop_timer()
+        if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self._write(error)
+            self.transport.close()
+
+    def _write(self, error: RaggedError) -> None:
+        body = problem(error, "none")
+        fields = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *headers_of(error),
+        ]
+        lines = [f"HTTP/1.1 {status_of(error)} Refused\r\n".encode()]
+        lines += [b"".join((name, b": ", value, b"\r\n")) for name, value in fields]
+        self.transport.write(b"".join((*lines, b"\r\n", body)))
+
+    def _close(self) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class _Refusal:
+    """An application that answers one request with an error and closes the connection."""
+
+    def __init__(self, error: RaggedError) -> None:
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        body = problem(self._error, "none")
+        fields = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *headers_of(self._error),
+        ]
+        status = status_of(self._error)
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": body})

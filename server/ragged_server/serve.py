@@ -1,0 +1,177 @@
+"""Run one server in this process until it is told to stop, then let it drain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from ragged_format.errors import Where
+from ragged_server.app import create_app
+from ragged_server.http_errors import SettingsError
+from ragged_server.logs import log
+from ragged_server.protocol import protocol_class
+from ragged_server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ragged_server.context import AnyStore, Context
+    from ragged_server.gate import Gate
+
+__all__ = ["DrainingServer", "serve"]
+
+_BACKLOG = 2048
+# How often a draining server looks whether everything has ended.
+_TICK_S = 0.05
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that ends in steps: not ready, requests end, connections and store close.
+
+    The first SIGTERM or SIGINT begins that; the second one ends it at once.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+    app : Gate
+    """
+
+    def __init__(self, settings: ServerSettings, app: Gate) -> None:
+        config = uvicorn.Config(
+            app,
+            http=protocol_class(settings),
+            ws="none",
+            loop="auto",
+            lifespan="on",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=settings.keep_alive_timeout_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        super().__init__(config)
+        self._settings = settings
+        self._context: Context = app.context
+        self._draining: asyncio.Task[None] | None = None
+        self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Stop because the store cannot be opened."""
+        self.failure = error
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to drain; the second time, end at once."""
+        if self._context.is_draining:
+            self.force_exit = self.should_exit = True
+            return
+        log.info("stopping", signal=signal.Signals(sig).name)
+        # Signal handlers run between any two steps of the loop, so that it does the rest.
+        self._context.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._context.drain()
+        self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._settings.drain_delay_s)
+        end = loop.time() + self._settings.drain_timeout_s
+        while (self._context.ingesting or self._context.reading) and loop.time() < end:
+            await asyncio.sleep(_TICK_S)
+        self.should_exit = True
+
+    async def _serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super()._serve(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while serving, and do not raise them again afterwards: exit is 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    settings: ServerSettings,
+    open_store: Callable[[], AnyStore],
+    *,
+    on_listen: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal, and return when everything that was acknowledged is closed on disk.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+    open_store : callable
+        See :func:`ragged_server.app.create_app`.
+    on_listen : callable, optional
+        Called with the base URL when connections are accepted.
+
+    Raises
+    ------
+    SettingsError
+        Keys, certificates or the address cannot be used (``RF-H016``).
+    RaggedError
+        The store cannot be opened.
+    """
+    servers: list[DrainingServer] = []
+    app = create_app(settings, open_store, on_failure=lambda err: servers[0].fail(err))
+    server = DrainingServer(settings, app)
+    servers.append(server)
+    try:
+        server.config.load()
+    except (OSError, ssl.SSLError) as err:
+        raise SettingsError(
+            "the certificate or its key cannot be used", where=Where(file=str(settings.tls_cert)),
+            expected="PEM files that belong together", got=err,
+        ) from err  # fmt: skip
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert is not None else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("listening", url=url, dataset=settings.dataset, keys=len(app.context.keys.keys))
+    if on_listen is not None:
+        on_listen(url)
+    with listener:
+        server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+    log.info("stopped")
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server(
+            (settings.host, settings.port), family=family, backlog=_BACKLOG, reuse_port=False
+        )
+    except OSError as err:
+        raise SettingsError(
+            "the server cannot listen at the address", expected="an address that is free",
+            got=f"{settings.host}:{settings.port}: {err.strerror or err}",
+            remedy="choose another port, or stop what listens there",
+        ) from err  # fmt: skip
