@@ -1,0 +1,181 @@
+"""Requests of the clients: sent again where that can help, and refusals as exceptions."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import httpx2
+
+import ragged_format.errors
+import ragged_server.errors
+import ragged_server.http_errors
+from ragged_format.errors import RaggedError, TruncatedError, Where
+from ragged_server._client_io import Answer, Call, Io
+from ragged_server.client_errors import RefusedError, UnreachableError
+from ragged_server.errors import IdempotencyBusyError
+
+__all__ = ["Retries", "problem_error", "request"]
+
+T = TypeVar("T")
+
+_RETRYABLE = frozenset({429, 502, 503, 504})
+_CLASSES: dict[str, type[RaggedError]] = {
+    error.code: error
+    for module in (ragged_format.errors, ragged_server.errors, ragged_server.http_errors)
+    for name in module.__all__
+    if isinstance(error := getattr(module, name), type) and issubclass(error, RaggedError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """When a request is sent again.
+
+    That is the case after 429, 502, 503 and 504, and after a connection that failed or was cut:
+    sample ids make it harmless that the first one may have arrived. The pause doubles from
+    `first_s` to `most_s`, less a random part of up to a half; ``Retry-After`` makes it longer, up
+    to `most_retry_after_s`.
+
+    Attributes
+    ----------
+    for_s : float
+        Give up when so many seconds have passed; 0 never retries.
+    first_s, most_s, most_retry_after_s : float
+        Seconds.
+    """
+
+    for_s: float = 300.0
+    first_s: float = 0.1
+    most_s: float = 10.0
+    most_retry_after_s: float = 60.0
+
+    def pause_s(self, attempt: int, retry_after_s: float | None, chance: float) -> float:
+        """Return how long to wait after an attempt, counted from 0; `chance` is in [0, 1).
+
+        Examples
+        --------
+        >>> retries = Retries(first_s=1.0)
+        >>> retries.pause_s(0, None, 0.5), retries.pause_s(40, None, 0.0), retries.pause_s(0, 3, 0)
+        (0.75, 10.0, 3.0)
+        """
+        pause = min(self.most_s, self.first_s * 2.0 ** min(attempt, 30)) * (1 - chance / 2)
+        if retry_after_s is None:
+            return pause
+        # Never earlier than asked for; later by chance, so that clients do not come together.
+        return min(retry_after_s, self.most_retry_after_s) + pause * chance
+
+
+async def request(
+    io: Io,
+    call: Call,
+    retries: Retries,
+    *,
+    read: Callable[[Answer], T],
+    on_retry: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Return what `read` makes of the answer to a request; it sees answers of status 2xx only.
+
+    Raises
+    ------
+    RaggedError
+        The server refused the request: the class belongs to the problem's code.
+    UnreachableError
+        No answer came in time (``RF-H201``).
+    """
+    since, attempt = clock(), 0
+    while True:
+        retry_after_s, error = None, None
+        try:
+            answer = await io.send(call)
+            if answer.status < 300:
+                return await io.call(lambda: read(answer))  # noqa: B023 - run before the next turn
+            error = problem_error(answer, call.url)
+            retry_after_s = _retry_after(answer.headers.get("retry-after"))
+            if answer.status not in _RETRYABLE and not isinstance(error, IdempotencyBusyError):
+                raise error
+        except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as err:
+            raise _unreachable(call, str(err), attempt) from err
+        except (httpx2.TransportError, TruncatedError) as err:
+            error = _unreachable(call, str(err) or type(err).__name__, attempt)
+            error.__cause__ = err
+        pause_s = retries.pause_s(attempt, retry_after_s, random.random())  # noqa: S311
+        if clock() - since + pause_s > retries.for_s:
+            raise error
+        attempt += 1
+        on_retry()
+        await io.sleep(pause_s)
+
+
+def _unreachable(call: Call, got: str, attempt: int) -> UnreachableError:
+    return UnreachableError(
+        "the server cannot be reached", where=Where(file=call.url), expected="an answer",
+        got=f"{got} (attempt {attempt + 1})",
+        remedy="check the URL and that the server runs; records that were sent may be sent again",
+    )  # fmt: skip
+
+
+def problem_error(answer: Answer, url: str) -> RaggedError:
+    """Return the exception for an answer that is not 2xx; its class belongs to the code.
+
+    Examples
+    --------
+    >>> body = b'{"code": "RF-H101", "title": "stored with other content", "got": "sample a"}'
+    >>> error = problem_error(Answer(409, {}, body), "http://host/v1/samples")
+    >>> type(error).__name__, error.got
+    ('ConflictError', 'sample a')
+    """
+    problem = _problem(answer)
+    code = str(problem.get("code") or "")
+    kind = _CLASSES.get(code, RefusedError)
+    error = kind(
+        str(problem.get("title") or f"the server answered {answer.status}"),
+        code=code or None, where=_where(problem.get("where"), url),
+        expected=problem.get("expected"), got=problem.get("got") or _said(problem, answer),
+        remedy=problem.get("remedy"),
+    )  # fmt: skip
+    for name in ("oldest", "limits"):
+        if name in problem:
+            setattr(error, name, problem[name])
+    return error
+
+
+def _said(problem: Mapping[str, Any], answer: Answer) -> str:
+    text = problem.get("detail") or answer.body[:200].decode(errors="replace")
+    return f"{answer.status} {text}".strip()
+
+
+def _problem(answer: Answer) -> dict[str, Any]:
+    if "json" not in answer.headers.get("content-type", "json"):
+        return {}
+    try:
+        problem = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return problem if isinstance(problem, dict) else {}
+
+
+def _where(where: object, url: str) -> Where:
+    known = where if isinstance(where, Mapping) else {}
+    return Where(**{"file": url, **{k: v for k, v in known.items() if k in Where.__slots__}})
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Return the seconds that Retry-After names: a number, or a date."""
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
