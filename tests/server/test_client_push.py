@@ -253,7 +253,7 @@ def test_replicas_get_each_record_at_one_place(push):
     with fake_server() as one, fake_server() as two:
         urls = [one.url, two.url + "/v1/samples"]
         batch = small_batch([3] * 60)
-        pushed = push(batch, url=urls, max_records=7)
+        pushed = push(batch, url=urls, max_records=7, in_flight=1)
         assert pushed.stored == 60
         assert pushed.cursor == f"{len(one.batches)}~{len(two.batches)}"
         assert len(one.batches) > 10
