@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
 
-__all__ = ["PlannedRow", "deal", "score_pairs", "split_heaviest"]
+__all__ = ["PlannedRow", "deal", "grouped", "heavy_first", "score_pairs", "split_heaviest"]
 
 # A cut may miss the even load by this share of a piece, to fall where less prefix is repeated.
 SLACK = 0.05
@@ -38,6 +38,11 @@ class PlannedRow:
     samples: Int64
     lengths: Int64
     common: Int64
+
+    @cached_property
+    def first(self) -> int:
+        """Lowest sample number."""
+        return int(self.samples.min())
 
     @cached_property
     def unique_tokens(self) -> int:
@@ -91,40 +96,45 @@ def split_heaviest(rows: list[PlannedRow], count: int) -> list[PlannedRow]:
     return [piece for row, size in zip(rows, pieces, strict=True) for piece in row.split(size)]
 
 
-def _heavy_first(row: PlannedRow) -> tuple[int, int]:
-    return -row.load, int(row.samples.min())
+def heavy_first(row: PlannedRow) -> tuple[int, int]:
+    """Return the key that sorts rows by load, the heaviest first."""
+    return -row.load, row.first
 
 
-def deal(
-    rows: list[PlannedRow], ranks: int, loads: list[int]
-) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
-    """Group rows of like load into steps of one row per rank.
-
-    Parameters
-    ----------
-    rows : list of PlannedRow
-        Any number of rows.
-    ranks : int
-        Rows of a step.
-    loads : list of `ranks` int
-        Load that each rank has had so far; updated. A step's heaviest row goes to the rank with the
-        least.
+def grouped(rows: list[PlannedRow], ranks: int) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
+    """Group rows of like load into steps of `ranks` rows.
 
     Returns
     -------
     steps : list of lists of `ranks` rows
-        By rank.
+        The heaviest first.
     left : list of PlannedRow
         The lightest rows, fewer than `ranks`, that make no step.
     """
-    ordered = sorted(rows, key=_heavy_first)
+    ordered = sorted(rows, key=heavy_first)
     whole = len(ordered) // ranks * ranks
-    steps = []
-    for start in range(0, whole, ranks):
-        step = ordered[start : start + ranks]
+    return [ordered[i : i + ranks] for i in range(0, whole, ranks)], ordered[whole:]
+
+
+def deal(steps: list[list[PlannedRow]], ranks: int) -> list[list[PlannedRow]]:
+    """Order steps by their first sample, and give each step's rows to ranks.
+
+    The heaviest row of a step goes to the rank that has had the least load so far. A step that has
+    fewer rows than ranks comes last, as it is.
+
+    Returns
+    -------
+    list of lists of PlannedRow
+        Steps; their rows by rank.
+    """
+    loads = [0] * ranks
+    out = []
+    short = [step for step in steps if len(step) < ranks]
+    whole = [step for step in steps if len(step) == ranks]
+    for step in sorted(whole, key=lambda step: min(row.first for row in step)):
         by_rank = sorted(range(ranks), key=lambda rank: (loads[rank], rank))
-        placed = dict(zip(by_rank, step, strict=True))
+        placed = dict(zip(by_rank, sorted(step, key=heavy_first), strict=True))
         for rank, row in placed.items():
             loads[rank] += row.load
-        steps.append([placed[rank] for rank in range(ranks)])
-    return steps, ordered[whole:]
+        out.append([placed[rank] for rank in range(ranks)])
+    return out + short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from ragged_format.canonical import as_batch
 from ragged_format.errors import PackingError
+from ragged_format.lists import ranges
 from ragged_format.packing.bins import (
     FULL,
     Row,
@@ -22,7 +24,8 @@ from ragged_format.packing.bins import (
     form_rows,
     spread,
 )
-from ragged_format.packing.deal import PlannedRow, deal, split_heaviest
+from ragged_format.packing.deal import PlannedRow, deal, grouped, split_heaviest
+from ragged_format.packing.exchange import even_steps
 from ragged_format.packing.forest import Fork, Keys, common_prefixes
 from ragged_format.packing.layout import layout_of
 from ragged_format.packing.pack import Packing, check_choice, scored_tokens
@@ -35,8 +38,10 @@ __all__ = ["Plan", "plan_rows"]
 
 Tail = Literal["keep", "drop"]
 # An unfilled row of more samples than so many windows (of at least 4096 samples each) have is
-# not planned again: the cost of each window would grow with the data.
-CARRIED = 8
+# not planned again: the cost of each window would be that of many.
+CARRIED = 1
+# Rows of the last steps that are taken apart to make even ones with the rows left over.
+MOST_TAIL = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +150,11 @@ def plan_rows(
 ) -> Plan:
     """Plan rows of at most `token_budget` unique tokens, and deal them to ranks.
 
-    Rows are formed window by window, without reference to `ranks`: clusters of samples with a
-    common prefix stay together as far as the budget allows, and gaps are filled with what fits. The
-    emptiest row of a window goes into the next one. Then rows of like load are grouped into steps
-    of one row per rank. The result is the same for the same input.
+    Rows are formed window by window: clusters of samples with a common prefix stay together as far
+    as the budget allows, and gaps are filled with what fits. The emptiest row of a window goes into
+    the next one. Then rows of like load, of all windows, are grouped into steps of one row per
+    rank, and rows of a step exchange clusters until their loads are even. The result is the same
+    for the same input; the number of rows depends on `ranks` only in that it is a multiple.
 
     Nothing is left out silently: see the attributes of :class:`Plan`.
 
@@ -285,28 +291,21 @@ class _Planner:
     ) -> None:
         self.sort, self.lengths, self.budget, self.ranks = sort, lengths, budget, ranks
         self.max_repeat, self.most_carried = max_repeat, most_carried
-        self.steps: list[list[PlannedRow]] = []
-        self.open_rows: list[PlannedRow] = []
+        self.rows: list[PlannedRow] = []
         self.carried = np.zeros(0, np.int64)
-        self.loads = [0] * ranks
 
     def add(self, samples: Int64, *, last: bool) -> None:
         """Plan one window; all of its rows are there after the last."""
         rows = self.form(np.sort(np.concatenate([self.carried, samples])))
         if not last:
-            emptiest = min(rows, key=lambda row: (row.unique_tokens, int(row.samples.min())))
+            emptiest = min(rows, key=lambda row: (row.unique_tokens, row.first))
             few = len(emptiest.samples) <= self.most_carried
             if few and emptiest.unique_tokens < FULL * self.budget:
                 rows = [row for row in rows if row is not emptiest]
                 self.carried = emptiest.samples
             else:
                 self.carried = np.zeros(0, np.int64)
-        self.deal([*self.open_rows, *rows])
-
-    def deal(self, rows: list[PlannedRow]) -> None:
-        """Make steps of rows; those that make no step stay open."""
-        steps, self.open_rows = deal(rows, self.ranks, self.loads)
-        self.steps += sorted(steps, key=lambda step: min(int(row.samples.min()) for row in step))
+        self.rows += rows
 
     def sorted(self, samples: Int64) -> tuple[Int64, Int64]:
         """Return samples in prefix order, and what each shares with the one before."""
@@ -329,17 +328,45 @@ class _Planner:
 
     def finish(self, tail: Tail) -> tuple[list[PlannedRow], list[PlannedRow]]:
         """Return all rows, step by step, and those that are left out."""
-        if tail == "drop":
-            return self.rows(), self.open_rows
-        pool = self.open_rows
-        while pool and self.steps and _spare_samples(pool) < -len(pool) % self.ranks:
-            step = self.steps.pop()
-            pool = [*pool, *step]
-            for rank, row in enumerate(step):
-                self.loads[rank] -= row.load
-        if pool:
-            self.deal(self.even_tail(pool))
-        return [*self.rows(), *self.open_rows], []
+        steps, left = self.even_steps(self.rows)
+        if tail == "keep" and left:
+            steps, left = self.with_tail(steps, left), []
+        return [row for step in deal(steps, self.ranks) for row in step], left
+
+    def even_steps(self, rows: list[PlannedRow]) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
+        """Return rows in steps of even load, the heaviest first, and the rows left over."""
+        steps, left = grouped(rows, self.ranks)
+        even_steps(steps, self.window, self.budget)
+        return steps, left
+
+    def with_tail(
+        self, steps: list[list[PlannedRow]], left: list[PlannedRow]
+    ) -> list[list[PlannedRow]]:
+        """Return steps that hold the rows left over too.
+
+        The last steps are taken apart with them: as many as are needed for one sample per row, and
+        more where that takes time from the whole.
+        """
+        taken = 0
+        while taken < len(steps) and _spare_samples(left) < -len(left) % self.ranks:
+            taken += 1
+            left = [*left, *steps[-taken]]
+        best = self.tail_steps(left)
+        sizes = [taken or 1]
+        while sizes[-1] < len(steps) and sizes[-1] * self.ranks < MOST_TAIL:
+            sizes.append(min(2 * sizes[-1], len(steps)))
+        for more in sizes[taken > 0 :]:
+            between = steps[len(steps) - more : len(steps) - taken]
+            wider = [*left, *(row for step in between for row in step)]
+            other = self.tail_steps(wider)
+            if sum(map(_slowest, other)) < sum(map(_slowest, [*between, *best])):
+                taken, left, best = more, wider, other
+        return steps[: len(steps) - taken] + best
+
+    def tail_steps(self, pool: list[PlannedRow]) -> list[list[PlannedRow]]:
+        """Return rows as whole steps; the last is short where samples do not suffice."""
+        steps, short = self.even_steps(self.even_tail(pool))
+        return [*steps, *([short] if short else [])]
 
     def even_tail(self, pool: list[PlannedRow]) -> list[PlannedRow]:
         """Make of rows a multiple of the ranks, or one per sample where samples do not suffice."""
@@ -359,19 +386,21 @@ class _Planner:
         ]
         return min(fitting, key=lambda rows: sorted((row.load for row in rows), reverse=True))
 
-    def rows(self) -> list[PlannedRow]:
-        """Return the rows of all steps."""
-        return [row for step in self.steps for row in step]
+
+def _slowest(step: list[PlannedRow]) -> int:
+    return max(row.load for row in step)
 
 
 def _planned(order: Int64, window: Window, rows: list[Row]) -> list[PlannedRow]:
-    out = []
-    for row in rows:
-        places = np.sort(np.concatenate([np.arange(*run) for run in row.runs]))
-        common = np.zeros(len(places), np.int64)
-        common[1:] = window.common(places[:-1], places[1:])
-        out.append(PlannedRow(order[places], window.lengths[places], common))
-    return out
+    runs = np.array([run for row in rows for run in sorted(row.runs)], np.int64).reshape(-1, 2)
+    held = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
+    ends = np.cumsum([sum(end - first for first, end in row.runs) for row in rows])
+    common = np.zeros(len(held), np.int64)
+    common[1:] = window.common(held[:-1], held[1:])
+    common[ends[:-1]] = 0
+    samples, lengths = order[held], window.lengths[held]
+    parts = [slice(*bounds) for bounds in pairwise([0, *ends.tolist()])]
+    return [PlannedRow(samples[part], lengths[part], common[part]) for part in parts]
 
 
 def _spare_samples(rows: list[PlannedRow]) -> int:
