@@ -26,6 +26,7 @@ BENCHMARKS = (
     "hand_over",
     "device",
     "distill",
+    "compact",
 )
 
 

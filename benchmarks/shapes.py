@@ -24,7 +24,17 @@ import ragged_format as rf
 from ragged_format.lists import offsets_of, to_list
 from ragged_format.schema import RECORD
 
-__all__ = ["COLUMNS", "Rollouts", "agent", "many", "multi_turn", "one_sample", "schema", "to_arrow"]
+__all__ = [
+    "COLUMNS",
+    "Rollouts",
+    "agent",
+    "all_trained",
+    "many",
+    "multi_turn",
+    "one_sample",
+    "schema",
+    "to_arrow",
+]
 
 VOCAB_SIZE = 151_936
 # Of the first seeds, the one whose sums come nearest to the published shapes.
@@ -136,6 +146,15 @@ def many(samples: int, seed: int = SEED, *, median: int = 4_000) -> Rollouts:
         rest = length - len(prompt) - trained
         out.append([(prompt, False), *_turns(rng, turns, context=rest, trained=trained)])
     return _rollouts(rng, out, np.arange(samples) // 8)
+
+
+def all_trained(lengths: Sequence[int], seed: int = SEED) -> Rollouts:
+    """Return samples of these numbers of tokens, all trained but the first."""
+    rng = np.random.default_rng([seed, 5])
+    samples: list[list[Segment]] = [
+        [(_tokens(rng, 1), False), (_tokens(rng, length - 1), True)] for length in lengths
+    ]
+    return _rollouts(rng, samples, np.arange(len(lengths)) // 8)
 
 
 def _turns(rng: np.random.Generator, turns: int, *, context: int, trained: int) -> list[Segment]:

@@ -1,11 +1,11 @@
 """The compact encoding of a batch: exact, small, decoded a whole batch at a time.
 
 A candidate set is stored without its sampled token, which the tokens already say, and as
-differences of ranks (:mod:`ragged_format.compact_sets`). Every number column is then split into
-byte planes (all lowest bytes, then all second bytes, …); planes that hold one byte only are a
-number in the header. Lengths are stored once per axis, not per column. What is left is compressed
-by the container (Arrow's zstd): similar bytes side by side are what a general compressor is good
-at.
+differences of ranks (:mod:`ragged_format.compact_sets`); of heads, what sets and log-probs do not
+say (:mod:`ragged_format.compact_heads`). Every number column is then split into byte planes (all
+lowest bytes, then all second bytes, …); planes that hold one byte only are a number in the header.
+Lengths are stored once per axis, not per column. What is left is compressed by the container
+(Arrow's zstd): similar bytes side by side are what a general compressor is good at.
 
 An encoded batch is one Arrow row of binary columns:
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,9 +31,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.compact_heads import (
+    decode_positions,
+    decode_shared,
+    encode_positions,
+    encode_shared,
+)
 from ragged_format.compact_sets import decode_sets, encode_sets
 from ragged_format.errors import CorruptError, LimitExceededError, RaggedError, Where
-from ragged_format.lists import Flat, Int64, flat, offsets_of, to_list, to_numpy
+from ragged_format.lists import Int64, flat, offsets_of, to_list
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
 __all__ = ["COMPACT_VERSION", "decode_batch", "encode_batch", "encoded_schema"]
@@ -47,6 +54,8 @@ _FOREIGN = (
 MAX_BLOCK_BYTES = 1 << 32
 HEADER, RECORDS = "header", "record"
 Bytes = npt.NDArray[np.uint8]
+Values = npt.NDArray[Any]
+Arrays = Mapping[str, Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,10 @@ class Block:
         Lowest byte first: the byte that all elements have, or None where the plane is stored.
     transform : str, optional
         ``"ranks"``: sets as :func:`ragged_format.compact_sets.encode_sets` makes them.
-        ``"differences"``: each element less the one before it.
+        ``"differences"``: each element less the one before it. ``"positions:AXIS"``: ids of a head
+        by :func:`ragged_format.compact_heads.encode_positions` in the sets of that axis.
+        ``"shared:AXIS"``: log-probs by :func:`ragged_format.compact_heads.encode_shared` with the
+        head of that axis.
     """
 
     size: int
@@ -100,29 +112,29 @@ def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
     blocks: dict[str, Block] = {}
     stored: dict[str, bytes] = {}
     lists = {c.name: flat(batch.column(c.name)) for c in schema if c.axis != RECORD}
+    numbers = _number_columns(schema)
     for axis in _root_axes(schema):
         lengths = lists[schema.on(axis.name)[0].name].lengths
         name = f"axis:{axis.name}"
         blocks[name], stored[name] = _split(lengths)
-    for column in _number_columns(schema):
+    arrays = {c.name: np.ascontiguousarray(lists[c.name].numpy()).reshape(-1) for c in numbers}
+    for column in numbers:
         name = f"column:{column.name}"
-        values = np.ascontiguousarray(lists[column.name].numpy()).reshape(-1)
-        sets = None
+        values, transform = arrays[column.name], None
         if is_set(column, schema):
-            counts = to_numpy(lists[str(schema.axes[column.axis].counts)].values).astype(np.int64)
-            sets = encode_sets(values, counts, _sampled(schema, lists))
-            order = f"order:{column.name}"
-            ids = np.diff(sets[1] if sets else np.empty(0, np.int64), prepend=0)
-            block, stored[order] = _split(ids.astype(values.dtype))
-            blocks[order] = replace(block, transform="differences")
-        block, stored[name] = _split(sets[0] if sets else values)
-        blocks[name] = replace(block, transform="ranks") if sets else block
+            values, order, transform = _encoded_set(column, schema, arrays)
+            block, stored[f"order:{column.name}"] = _split(order)
+            blocks[f"order:{column.name}"] = replace(block, transform="differences")
+        elif (inner := _encoded_head(column, schema, arrays)) is not None:
+            values, transform = inner
+        block, stored[name] = _split(values)
+        blocks[name] = replace(block, transform=transform)
     header = {"rows": batch.num_rows, "blocks": {n: b.to_json() for n, b in blocks.items()}}
     stored[HEADER] = json.dumps(header, separators=(",", ":")).encode()
     stored[RECORDS] = _pack_records(batch, schema)
     target = encoded_schema(schema)
-    arrays = [pa.array([stored[name]], pa.large_binary()) for name in target.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=target)
+    columns = [pa.array([stored[name]], pa.large_binary()) for name in target.names]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def decode_batch(
@@ -164,6 +176,58 @@ def decode_batch(
         ) from err  # fmt: skip
 
 
+def _encoded_set(
+    column: Column, schema: RaggedSchema, arrays: Arrays
+) -> tuple[Values, Values, str | None]:
+    """Return what is stored of a set column, the differences of its order, and the transform."""
+    values = arrays[column.name]
+    sets = encode_sets(values, _counts(column.axis, schema, arrays), _sampled(schema, arrays))
+    if sets is None:
+        return values, np.empty(0, values.dtype), None
+    return sets[0], np.diff(sets[1], prepend=0).astype(values.dtype), "ranks"
+
+
+def _encoded_head(
+    column: Column, schema: RaggedSchema, arrays: Arrays
+) -> tuple[Values, str] | None:
+    """Return what is stored of a column that repeats sets or heads, and the transform."""
+    values = arrays[column.name]
+    if _is_head(column, schema):
+        for ids in (c for c in _number_columns(schema) if is_set(c, schema)):
+            own = _counts(column.axis, schema, arrays)
+            members = _counts(ids.axis, schema, arrays)
+            positions = encode_positions(values, own, arrays[ids.name], members)
+            if positions is not None:
+                return positions, f"positions:{ids.axis}"
+    if column.log_prob is not None and column.axis == "target" and not column.shape:
+        for axis in _shared_axes(schema):
+            rest = encode_shared(
+                values, _sampled(schema, arrays), _counts(axis, schema, arrays),
+                arrays[f"{axis}_ids"], arrays[f"{axis}_log_probs"],
+            )  # fmt: skip
+            if rest is not None:
+                return rest, f"shared:{axis}"
+    return None
+
+
+def _is_head(column: Column, schema: RaggedSchema) -> bool:
+    axis = schema.axes.get(column.axis)
+    if axis is None or axis.counts is None or column.name != f"{axis.name}_ids":
+        return False
+    return schema[axis.counts].axis == "target" and not is_set(column, schema)
+
+
+def _shared_axes(schema: RaggedSchema) -> list[str]:
+    """Return the axes of heads that have ids and log-probs."""
+    numbers = {column.name for column in _number_columns(schema)}
+    heads = [c.axis for c in _number_columns(schema) if _is_head(c, schema)]
+    return [axis for axis in heads if f"{axis}_log_probs" in numbers]
+
+
+def _counts(axis: str, schema: RaggedSchema, arrays: Arrays) -> Int64:
+    return arrays[str(schema.axes[axis].counts)].astype(np.int64)
+
+
 def is_set(column: Column, schema: RaggedSchema) -> bool:
     """Return whether a column holds the ids of candidate sets on the target axis."""
     axis = schema.axes.get(column.axis)
@@ -198,7 +262,7 @@ def _pack_records(batch: pa.RecordBatch, schema: RaggedSchema) -> bytes:
     return sink.getvalue()
 
 
-def _split(values: npt.NDArray[Any]) -> tuple[Block, bytes]:
+def _split(values: Values) -> tuple[Block, bytes]:
     """Return how `values`, (n,), are stored, and the stored planes end to end."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     table = little.view(np.uint8).reshape(-1, little.dtype.itemsize)
@@ -215,7 +279,7 @@ def _split(values: npt.NDArray[Any]) -> tuple[Block, bytes]:
     return Block(len(values), little.dtype.str, planes), data
 
 
-def _merge(block: Block, data: Bytes) -> npt.NDArray[Any]:
+def _merge(block: Block, data: Bytes) -> Values:
     dtype = np.dtype(block.dtype)
     if block.size * dtype.itemsize > MAX_BLOCK_BYTES:
         raise LimitExceededError(
@@ -230,10 +294,14 @@ def _merge(block: Block, data: Bytes) -> npt.NDArray[Any]:
         )  # fmt: skip
     stored = iter(data.reshape(kept, block.size))
     parts: list[Bytes | int] = [next(stored) if p is None else p for p in block.planes]
-    joined = _joined(parts)
+    # Planes above the highest that says anything are zeros: widening at the end adds them.
+    width = dtype.itemsize
+    while width > 1 and all(plane == 0 for plane in block.planes[width // 2 : width]):
+        width //= 2
+    joined = _joined(parts[:width])
     if isinstance(joined, int):
         return np.full(block.size, joined, f"<u{dtype.itemsize}").view(dtype)
-    values: npt.NDArray[Any] = joined.view(dtype)
+    values: Values = joined.astype(f"<u{dtype.itemsize}", copy=False).view(dtype)
     return values
 
 
@@ -270,10 +338,10 @@ def _stored(encoded: pa.RecordBatch, name: str) -> Bytes:
     return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
 
 
-def _sampled(schema: RaggedSchema, lists: dict[str, Flat]) -> npt.NDArray[Any]:
+def _sampled(schema: RaggedSchema, arrays: Arrays) -> Values:
     if schema.profile == "packed":
-        return lists["target_ids"].numpy()
-    out: npt.NDArray[Any] = lists["input_ids"].numpy()[lists["completion_mask"].numpy() != 0]
+        return arrays["target_ids"]
+    out: Values = arrays["input_ids"][arrays["completion_mask"] != 0]
     return out
 
 
@@ -286,7 +354,7 @@ class _Decoder:
         self._encoded = encoded
         self._schema = schema
         self._blocks = blocks
-        self._values: dict[str, npt.NDArray[Any]] = {}
+        self._values: dict[str, Values] = {}
         self._offsets: dict[str, Int64] = {}
 
     def records(self, rows: int) -> pa.RecordBatch:
@@ -296,20 +364,42 @@ class _Decoder:
             raise CorruptError("records are missing", expected=rows, got=batch.num_rows)
         return batch
 
-    def values(self, column: Column) -> npt.NDArray[Any]:
+    def values(self, column: Column) -> Values:
         """Return the flat values of a number column."""
         known = self._values.get(column.name)
         if known is None:
             block = self._blocks[f"column:{column.name}"]
             known = _merge(block, _stored(self._encoded, f"column:{column.name}"))
-            if block.transform == "ranks":
-                counts = self._schema[str(self._schema.axes[column.axis].counts)]
-                known = decode_sets(
-                    known, self._order(column.name), self.values(counts).astype(np.int64),
-                    self._sampled(), column.type.to_pandas_dtype(),
-                )  # fmt: skip
+            if block.transform is not None:
+                known = self._restored(column, known, *block.transform.partition(":")[::2])
             self._values[column.name] = known
         return known
+
+    def _restored(self, column: Column, stored: Values, transform: str, axis: str) -> Values:
+        dtype = column.type.to_pandas_dtype()
+        if transform == "ranks":
+            order = self._order(column.name)
+            return decode_sets(stored, order, self._counts(column.axis), self._sampled(), dtype)
+        if transform == "positions":
+            return decode_positions(
+                stored, self._counts(column.axis), self._named(f"{axis}_ids"),
+                self._counts(axis), dtype,
+            )  # fmt: skip
+        if transform == "shared":
+            return decode_shared(
+                stored, self._sampled(), self._counts(axis), self._named(f"{axis}_ids"),
+                self._named(f"{axis}_log_probs"),
+            )  # fmt: skip
+        raise CorruptError(
+            "a block has a transform that does not exist",
+            expected="ranks, positions or shared", got=transform,
+        )  # fmt: skip
+
+    def _named(self, name: str) -> Values:
+        return self.values(self._schema[name])
+
+    def _counts(self, axis: str) -> Int64:
+        return self._named(str(self._schema.axes[axis].counts)).astype(np.int64)
 
     def _order(self, name: str) -> Int64:
         block = self._blocks[f"order:{name}"]
@@ -317,11 +407,10 @@ class _Decoder:
         # In their own type, in which a difference may have wrapped around.
         return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
 
-    def _sampled(self) -> npt.NDArray[Any]:
+    def _sampled(self) -> Values:
         if self._schema.profile == "packed":
-            return self.values(self._schema["target_ids"])
-        ids, mask = (self.values(self._schema[n]) for n in ("input_ids", "completion_mask"))
-        out: npt.NDArray[Any] = ids[mask != 0]
+            return self._named("target_ids")
+        out: Values = self._named("input_ids")[self._named("completion_mask") != 0]
         return out
 
     def offsets(self, axis: str) -> Int64:

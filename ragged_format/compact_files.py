@@ -322,7 +322,9 @@ def _open(path: Path) -> pa.ipc.RecordBatchFileReader:
             got="nothing",
         )  # fmt: skip
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
+        # One thread: readers in parallel have the cores, and small batches pay for handing over.
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        return pa.ipc.open_file(pa.memory_map(str(path)), options=options)
     except _ARROW_ERRORS as err:
         raise CorruptError(
             "the file is not a whole Arrow file", where=Where(file=str(path)),

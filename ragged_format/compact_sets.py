@@ -97,24 +97,42 @@ def decode_sets(
     largest = max((int(ids.max()) for ids in (order, sampled) if len(ids)), default=0)
     lookup = order.astype(_key_type(largest + 1))
     out = np.empty(int(counts.sum()), dtype)
-    bounds, places = offsets_of(rest_counts), offsets_of(counts)
-    for first, last in _chunks(bounds, largest + 1):
-        start, end = bounds[first], bounds[last]
-        total = np.cumsum(steps[start:end], dtype=np.uint32)
-        before = np.zeros(last - first, np.uint32)
-        inner = bounds[first:last] - start
-        before[inner > 0] = total[inner[inner > 0] - 1]
-        total -= np.repeat(before, rest_counts[first:last])
-        ids = lookup[total]
-        full = counts[first:last] > 0
-        keys, low = _keys(
-            np.concatenate([ids, sampled[first:last][full].astype(ids.dtype)]),
-            rest_counts[first:last], largest + 1, np.flatnonzero(full),
+    places, bounds = offsets_of(counts), offsets_of(rest_counts)
+    for first, last in _chunks(places, largest + 1):
+        _decode_chunk(
+            steps[bounds[first] : bounds[last]], lookup, counts[first:last],
+            sampled[first:last], largest + 1, out[places[first] : places[last]],
         )  # fmt: skip
-        keys.sort()
-        keys &= low
-        out[places[first] : places[last]] = keys
     return out
+
+
+def _decode_chunk(
+    steps: Array, lookup: Array, counts: Int64, sampled: Array, size: int, out: Array
+) -> None:
+    """Write the sets of some targets, whose ids are below `size`, to `out`."""
+    several = np.flatnonzero(counts > 1)
+    is_all = len(several) == len(counts)
+    if not is_all:
+        # Sets of the sampled token alone are most of them where sets are narrow.
+        alone = np.flatnonzero(counts == 1)
+        places = offsets_of(counts)[alone]
+        out[places] = sampled[alone]
+        is_several = np.ones(len(out), bool)
+        is_several[places] = False
+        counts, sampled = counts[several], sampled[several]
+    rest = counts - 1
+    total = np.cumsum(steps, dtype=np.uint32)
+    before = np.zeros(len(rest), np.uint32)
+    before[1:] = total[offsets_of(rest)[1:-1] - 1]
+    total -= np.repeat(before, rest)
+    ids = np.concatenate([lookup.take(total), sampled.astype(lookup.dtype)])
+    keys, low = _keys(ids, rest, size, np.arange(len(rest)))
+    keys.sort()
+    keys &= low
+    if is_all:
+        out[:] = keys
+    else:
+        out[np.flatnonzero(is_several)] = keys
 
 
 def _ranked(ids: Array) -> tuple[Array, Array]:

@@ -135,6 +135,85 @@ def test_sets_that_are_not_valid_come_back_too(sets, sampled):
     assert round_trip(batch).equals(batch)
 
 
+def heads(ids, log_probs, sampled, sets, token_log_probs):
+    """One record whose targets have these heads, sets and log-probs of the sampled tokens."""
+    names = [
+        "rollout_log_probs", "candidate_counts", "candidate_ids", "topk_counts", "topk_ids",
+        "topk_log_probs",
+    ]  # fmt: skip
+    row = {
+        "sample_id": "a", "input_ids": [0, *sampled],
+        "completion_mask": [0] + [1] * len(sampled), "rollout_log_probs": token_log_probs,
+        "candidate_counts": [len(s) for s in sets], "candidate_ids": [i for s in sets for i in s],
+        "topk_counts": [len(i) for i in ids], "topk_ids": [i for head in ids for i in head],
+        "topk_log_probs": [p for head in log_probs for p in head],
+    }  # fmt: skip
+    schema = rf.sample_schema(vocab_size=50, columns=names)
+    return pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def blocks_of(batch):
+    encoded = encode_batch(batch, rf.parse_schema(batch.schema))
+    return json.loads(encoded["header"][0].as_py())["blocks"]
+
+
+def test_a_head_of_a_set_is_positions_and_says_the_log_probs():
+    batch = heads(
+        [[5, 3], [7], [], [9, 1]], [[-0.25, -1.5], [0.0], [], [-0.5, -2.0]], [3, 7, 2, 4],
+        [[3, 5], [7], [2, 6], [1, 4, 9]], [-1.5, 0.0, -3.0, -4.0],
+    )  # fmt: skip
+    blocks = blocks_of(batch)
+    assert blocks["column:topk_ids"] == [
+        5,
+        "<u8",
+        [None, 0, 0, 0, 0, 0, 0, 0],
+        "positions:candidate",
+    ]
+    # The tokens 2 and 4 are not in their heads, so that their log-probs stay.
+    assert blocks["column:rollout_log_probs"][0] == 2
+    assert blocks["column:rollout_log_probs"][3] == "shared:topk"
+    assert round_trip(batch).equals(batch)
+
+
+def test_ids_of_a_head_outside_of_the_set_come_back():
+    batch = heads([[5, 3, 40, 0]], [[-1.0, -2.0, -3.0, -4.0]], [3], [[3, 5]], [-2.0])
+    assert blocks_of(batch)["column:topk_ids"][3] == "positions:candidate"
+    assert round_trip(batch).equals(batch)
+
+
+@pytest.mark.parametrize("other", [-1.5000001, float("nan"), 0.0])
+def test_a_log_prob_that_is_not_that_of_the_head_comes_back_bit_for_bit(other):
+    batch = heads([[5, 3]], [[-0.25, -0.0]], [3], [[3, 5]], [other])
+    assert blocks_of(batch)["column:rollout_log_probs"][3] is None
+    got = round_trip(batch)["rollout_log_probs"].values.to_numpy().view(np.uint32)
+    assert got.tolist() == batch["rollout_log_probs"].values.to_numpy().view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "sets"),
+    [
+        ([[5, 5]], [[3, 5]]),
+        ([[8, 9, 5]], [[3, 5]]),
+        ([[5, 3]], [[5, 3]]),
+        ([[-5, 3]], [[3, 5]]),
+        ([[5, 3]], [[]]),
+    ],
+)
+def test_heads_that_share_little_or_are_not_valid_come_back(ids, sets):
+    batch = heads(ids, [[-1.0] * len(head) for head in ids], [3], sets, [-1.0])
+    assert round_trip(batch).equals(batch)
+
+
+def test_a_transform_that_does_not_exist_is_refused(data):
+    schema = rf.parse_schema(data.schema)
+    encoded = encode_batch(data, schema)
+    header = json.loads(encoded["header"][0].as_py())
+    header["blocks"]["column:input_ids"][3] = "rot13"
+    changed = pa.array([json.dumps(header).encode()], pa.large_binary())
+    with pytest.raises(rf.CorruptError, match="transform"):
+        decode_batch(encoded.set_column(0, encoded.schema.field(0), changed), schema)
+
+
 @pytest.fixture(scope="module")
 def data():
     return rollouts(np.random.default_rng(0), num_samples=40)

@@ -32,6 +32,12 @@ def sets(stored, order, counts, sampled):
     return out
 
 
+def iter_sets(values, counts):
+    """The values of each target."""
+    rest = iter(values)
+    return [[next(rest) for _ in range(count)] for count in counts]
+
+
 def test_a_compact_file_is_what_the_specification_says(tmp_path):
     data = rollouts(np.random.default_rng(3), num_samples=5, prompt_length=6, response_length=9)
     writer = CompactWriter(tmp_path / "x.arrow", data.schema)
@@ -61,8 +67,20 @@ def test_a_compact_file_is_what_the_specification_says(tmp_path):
     order = np.cumsum(block(encoded, header, "order:candidate_ids")).tolist()
     pairs = zip(flat["input_ids"], flat["completion_mask"], strict=True)
     sampled = [token for token, scored in pairs if scored]
-    flat["candidate_ids"] = sets(
-        flat["candidate_ids"], order, flat["candidate_counts"], sampled
-    )
+    flat["candidate_ids"] = sets(flat["candidate_ids"], order, flat["candidate_counts"], sampled)
+    members = iter_sets(flat["candidate_ids"], flat["candidate_counts"])
+    assert header["blocks"]["column:topk_ids"][3] == "positions:candidate"
+    heads = [
+        [s[v] if v < len(s) else v - len(s) for v in head]
+        for head, s in zip(iter_sets(flat["topk_ids"], flat["topk_counts"]), members, strict=True)
+    ]
+    flat["topk_ids"] = [i for head in heads for i in head]
+    assert header["blocks"]["column:rollout_log_probs"][3] == "shared:topk"
+    log_probs = iter_sets(flat["topk_log_probs"], flat["topk_counts"])
+    rest = iter(flat["rollout_log_probs"])
+    flat["rollout_log_probs"] = [
+        own[head.index(token)] if token in head else next(rest)
+        for token, head, own in zip(sampled, heads, log_probs, strict=True)
+    ]
     for name, values in flat.items():
         assert values == [v for row in data[name].to_pylist() for v in row], name
