@@ -1,0 +1,235 @@
+"""The report of a source: statistics, page and pictures."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragged_format.dataset import Dataset
+from ragged_format.errors import DatasetExistsError, LimitExceededError, Where
+from ragged_format.local_files import create
+from ragged_format.sources import open_source
+from ragged_pipeline.report.collect import gather
+from ragged_pipeline.report.statistics import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ragged_format.sources import Source
+
+__all__ = ["Report", "report"]
+
+# Shards that the statistics list by name.
+_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a report found and wrote.
+
+    Attributes
+    ----------
+    statistics : dict
+        All figures as JSON values.
+    html : str or None
+        Path of the page.
+    pngs : tuple of str
+        Paths of the pictures.
+    """
+
+    statistics: dict[str, Any] = field(repr=False)
+    html: str | None = None
+    pngs: tuple[str, ...] = ()
+
+
+def report(
+    source: Any,
+    html: Any = None,
+    *,
+    png_dir: str | os.PathLike[str] | None = None,
+    ranks: int | None = None,
+    token_budget: int | None = None,
+    row: int | None = None,
+    batch_size: int = 8,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    opened: Source | None = None,
+) -> Report:
+    """Gather the figures of a source, and write them as a page and as pictures.
+
+    The page is one HTML file without scripts and without outside assets. Memory is bounded
+    whatever the size of the data; the figures are the same for any number of workers.
+
+    Parameters
+    ----------
+    source : path, URL or binary file object
+        Dataset, file or stream of either profile, as :func:`ragged_format.open_source` takes it.
+    html : path or binary file object, optional
+        The page to write; an earlier report there is replaced, any other file is not.
+    png_dir : path, optional
+        Directory for one PNG file per figure; needs the extra ``report`` (matplotlib).
+    ranks : int, optional
+        Ranks that share packed rows; by default those that the dataset's lineage names, else 1.
+    token_budget : int, optional
+        Tokens of a full packed row; by default that of the lineage, else the longest row.
+    row : int, optional
+        Packed record whose prefix tree is shown; by default the one that shares most.
+    batch_size : int
+        Records that are padded together where the waste of padding is shown.
+    workers : int, optional
+        Processes; by default one per core where there is much to read.
+    progress : callable, optional
+        Called with the number of records read since the last call.
+    opened : Source, optional
+        The source, where it is open already; `source` is then its name.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    RaggedError
+        The source cannot be opened or read.
+    DatasetExistsError
+        `html` is a file that is no report (``RF-C009``).
+    LimitExceededError
+        An option is out of range (``RF-L001``, ``RF-L002``).
+    MissingDependencyError
+        `png_dir` is given and matplotlib is not installed (``RF-D001``).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import ragged_format as rf
+    >>> from ragged_format.testing import rollouts
+    >>> batch = rollouts(np.random.default_rng(0), num_samples=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with rf.Writer(f"{folder}/data", batch.schema) as writer:
+    ...         writer.write(batch)
+    ...     found = report(f"{folder}/data", f"{folder}/report.html")
+    >>> found.statistics["totals"]["records"]
+    8
+    """
+    _check(ranks=ranks, token_budget=token_budget, batch_size=batch_size, workers=workers)
+    _check(least=0, row=row)
+    to_file = html is not None and not hasattr(html, "write")
+    if to_file:
+        _check_free(Path(html))
+    painter = None
+    if png_dir is not None:
+        from ragged_pipeline.report.png import Painter
+
+        painter = Painter()  # before the data is read
+    found: Any = open_source(source) if opened is None else opened
+    with closing(found) if opened is None and hasattr(found, "close") else nullcontext():
+        lineage = found.lineage if isinstance(found, Dataset) else {}
+        ranks = ranks or _option(lineage, "ranks") or 1
+        budget = token_budget or _option(lineage, "token_budget")
+        statistics = gather(
+            found, Options(ranks, batch_size, row), workers=workers,
+            advance=progress or (lambda _: None),
+        )  # fmt: skip
+        data = {"source": _describe(found, source)} | statistics.to_json(token_budget=budget)
+    if html is None and painter is None:
+        return Report(data)
+    from ragged_pipeline.report.page import HALF, WIDE, figures_of, page, sections_of
+
+    sections = sections_of(data)
+    if html is not None:
+        text = page(data, sections).encode()
+        if to_file:
+            with create(Path(html)) as file:
+                file.write(text)
+        else:
+            html.write(text)
+    pngs = []
+    if painter is not None:
+        folder = Path(os.fspath(png_dir or ""))
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in figures_of(sections):
+            path = folder / f"{figure.key}.png"
+            painter.paint(
+                figure.draw(WIDE if figure.wide else 1.25 * HALF), path, title=figure.title
+            )
+            pngs.append(str(path))
+    return Report(data, os.fspath(html) if to_file else None, tuple(pngs))
+
+
+def _check(*, least: int = 1, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is None:
+            continue
+        if type(value) is not int or value < least:
+            raise LimitExceededError(
+                f"{name} is a number of things", expected=f">= {least}", got=repr(value)
+            )
+
+
+def _check_free(path: Path) -> None:
+    """Refuse to replace a file that no report wrote."""
+    from ragged_pipeline.report.page import MARK
+
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(1024)
+    if head and MARK.encode() not in head:
+        raise DatasetExistsError(
+            "the place of the report is taken by another file", where=Where(file=str(path)),
+            expected="no file, or an earlier report", got=f"{path.stat().st_size} other bytes",
+            remedy="choose another path, or remove the file",
+        )  # fmt: skip
+
+
+def _option(lineage: Any, name: str) -> int | None:
+    """Return an option that a job noted in the lineage; the latest, where several did."""
+    found = None
+    if isinstance(lineage, dict):
+        value = lineage.get(name)
+        if type(value) is int and value > 0:
+            return value
+        lineage = list(lineage.values())
+    if isinstance(lineage, list):
+        for part in lineage:
+            found = _option(part, name) or found
+    return found
+
+
+def _describe(source: Source, place: Any) -> dict[str, Any]:
+    schema = source.ragged_schema
+    dataset = None
+    kind = "file" if source.is_random_access else "stream"
+    if isinstance(source, Dataset):
+        kind = "dataset"
+        encodings: dict[str, int] = {}
+        for shard in source.shards:
+            encodings[shard.encoding] = encodings.get(shard.encoding, 0) + 1
+        dataset = {
+            "generation": source.generation, "fingerprint": source.fingerprint,
+            "lineage": source.lineage, "num_shards": len(source.shards),
+            "bytes": sum(shard.bytes for shard in source.shards), "encodings": encodings,
+            "shards": [shard.to_json() for shard in source.shards[:_LISTED]],
+        }  # fmt: skip
+    return {
+        "name": _name(place), "kind": kind, "profile": schema.profile,
+        "format_version": ".".join(map(str, schema.version)), "vocab_size": schema.vocab_size,
+        "metadata": schema.metadata, "dataset": dataset,
+    }  # fmt: skip
+
+
+def _name(place: Any) -> str:
+    """Return the last part of a path; a report should not spread where on a disk data lay."""
+    if hasattr(place, "read"):
+        return str(getattr(place, "name", "stream"))
+    text = os.fspath(place)
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    if text == "-":
+        return "standard input"
+    if "://" in text:
+        return text.split("://", 1)[1].split("@")[-1].split("?")[0]
+    return Path(text).resolve().name or text

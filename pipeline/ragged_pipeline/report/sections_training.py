@@ -1,0 +1,388 @@
+"""The sections of a report on training: packing, balance, forest, staleness, rewards, source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragged_pipeline.report.blocks import Figure, Note, Section, Table, Tile
+from ragged_pipeline.report.charts import Bar, bars, columns
+from ragged_pipeline.report.forest_chart import MOST_LINES, forest_chart
+from ragged_pipeline.report.numerals import bytes_text, full, percent, short
+from ragged_pipeline.report.sections import histogram_figure, plural, words_figure
+
+__all__ = ["balance", "data_section", "forest", "packing", "rewards", "staleness"]
+
+_NOT_PACKED = "The data is not packed: its records are single samples."
+_SHARDS = 20
+_RANKS = 32
+
+
+def packing(data: dict[str, Any]) -> Section:
+    """Return the section of packing ratio and row fill."""
+    section = Section("packing", "Packing")
+    found = data["packing"]
+    if found is None:
+        section.blocks.append(Note(_NOT_PACKED))
+        return section
+    if not found["tokens"]:
+        section.blocks.append(Note("There is no packed token."))
+        return section
+    section.tiles = [
+        Tile("packing ratio", f"{found['ratio']:.3f}", "member tokens per token forwarded"),
+        Tile("row fill", percent(found["fill"]), f"of {plural(found['budget'], 'token')}"),
+        Tile("members per row", full(found["members_per_row"]["mean"]), "mean"),
+        Tile("nodes per row", full(found["nodes_per_row"]["mean"]), "mean"),
+    ]
+    bins = found["row_tokens"]["histogram"]
+    counts = [b["count"] for b in bins]
+    labels = [
+        "over" if b["high"] is None else f"{100 * b['low']:.0f} to {100 * b['high']:.0f} %"
+        for b in bins
+    ]
+    shown = ["over" if b["high"] is None else f"{100 * b['low']:.0f} %" for b in bins]
+    budget = (
+        f"the budget of {full(found['budget'])} tokens" if found["budget_is_known"]
+        else f"the longest row, {full(found['budget'])} tokens; the data names no budget"
+    )  # fmt: skip
+    section.blocks = [
+        Figure(
+            "row-fill", "Row fill",
+            f"Tokens of {plural(found['rows'], 'row')} as a share of {budget}; mean "
+            f"{percent(found['fill'])}.",
+            lambda width: columns(
+                width, shown, counts, x_label="share of a full row", y_label="rows",
+                paint="series3", edges=True,
+            ),
+            ("fill", "rows", "share"),
+            [
+                (label, full(count), percent(count / found["rows"]))
+                for label, count in zip(labels, counts, strict=True)
+            ],
+        ),
+        Figure(
+            "packing-tokens", "Tokens before and after sharing",
+            f"Tokens of {plural(found['members'], 'member')}, one by one, and of their "
+            f"{plural(found['rows'], 'row')}, where shared prefixes are stored once.",
+            lambda width: bars(
+                width,
+                [
+                    Bar("of the members", found["member_tokens"], short(found["member_tokens"])),
+                    Bar("of the rows", found["tokens"], short(found["tokens"]), "series3"),
+                    Bar("capacity of the rows", found["rows"] * found["budget"],
+                        short(found["rows"] * found["budget"]), "series6"),
+                ],
+                x_label="tokens",
+            ),
+            ("what", "tokens"),
+            [
+                ("of the members", full(found["member_tokens"])),
+                ("of the rows", full(found["tokens"])),
+                ("capacity of the rows", full(found["rows"] * found["budget"])),
+            ],
+        ),
+    ]  # fmt: skip
+    return section
+
+
+def balance(data: dict[str, Any]) -> Section:
+    """Return the section of the load of ranks."""
+    section = Section("balance", "Load balance")
+    found = data["balance"]
+    if data["packing"] is None:
+        section.blocks.append(Note(_NOT_PACKED))
+    elif found is None:
+        section.blocks.append(
+            Note("One rank takes all rows. Name the number of ranks with --ranks to see how even "
+                 "their load is.")
+        )  # fmt: skip
+    elif not sum(found["by_rank"]):
+        section.blocks.append(Note("No row has a token."))
+    else:
+        _add_balance(section, found)
+    return section
+
+
+def _add_balance(section: Section, found: dict[str, Any]) -> None:
+    loads, ranks = found["by_rank"], found["ranks"]
+    mean = sum(loads) / ranks
+    section.tiles = [
+        Tile("imbalance", f"{found['imbalance']:.4f}", "largest over mean load, over all steps"),
+        Tile("ranks", full(ranks)),
+        Tile("steps", full(found["steps"]),
+             f"{plural(found['missing_rows'], 'row')} missing" if found["missing_rows"] else ""),
+    ]  # fmt: skip
+    shown = list(enumerate(loads))
+    note = ""
+    if ranks > _RANKS:
+        order = sorted(shown, key=lambda item: (-item[1], item[0]))
+        shown = order[: _RANKS // 2] + order[-_RANKS // 2 :]
+        note = f" The {_RANKS // 2} heaviest and lightest of {ranks} are shown."
+    items = [
+        Bar(f"rank {rank}", load, f"{load / mean - 1:+.2%}".replace("%", " %"))
+        for rank, load in shown
+    ]
+    section.blocks = [
+        Figure(
+            "rank-load", "Load by rank",
+            f"Attention score pairs of the rows of each rank over {plural(found['steps'], 'step')}"
+            f", and the difference from the mean; row i belongs to rank i mod {ranks}.{note}",
+            lambda width: bars(width, items, x_label="score pairs"),
+            ("rank", "score pairs", "from the mean"),
+            [(str(rank), full(load), f"{load / mean - 1:+.3%}") for rank, load in enumerate(loads)],
+        ),
+        histogram_figure(
+            "step-imbalance", "Imbalance of steps", found["steps_ratio"], integer=False,
+            unit="largest over mean load of a step", of="step", paint="series2",
+            caption="1 is even; what is above is time in which ranks wait.",
+        ),
+    ]  # fmt: skip
+
+
+def forest(data: dict[str, Any]) -> Section:
+    """Return the section with the prefix forest of one row."""
+    section = Section("forest", "Prefix tree of one row")
+    tree = data["tree"]
+    if data["packing"] is None:
+        section.blocks.append(Note(_NOT_PACKED))
+        return section
+    if tree is None or not tree["nodes"]:
+        section.blocks.append(Note("No row has a node."))
+        return section
+    nodes, members = tree["nodes"], tree["num_members"]
+    leaves = len(set(range(len(nodes))) - {node["parent"] for node in nodes})
+    cut = f" The first {MOST_LINES} branches are drawn." if leaves > MOST_LINES else ""
+    shared = (
+        "Dark nodes are shared: stored once, of several members."
+        if tree["member_tokens"] > tree["tokens"] else "Nothing is shared."
+    )  # fmt: skip
+    depths: list[int] = []
+    for node in nodes:
+        above = node["parent"]
+        depths.append(0 if above < 0 else depths[above] + nodes[above]["length"])
+    section.blocks.append(
+        Figure(
+            "prefix-tree", f"Record {full(tree['record'])}",
+            f"{plural(members, 'member')} of together {full(tree['member_tokens'])} tokens in "
+            f"{plural(tree['num_nodes'], 'node')} of {full(tree['tokens'])}. A node is as long as "
+            "its tokens and as high as its branches; numbers are tokens, and \u00d7 members. "
+            + shared + cut,
+            lambda width: forest_chart(width, tree),
+            ("node", "parent", "first position", "tokens", "targets"),
+            [
+                (str(number), "-" if node["parent"] < 0 else str(node["parent"]),
+                 full(depths[number]), full(node["length"]), full(node["targets"]))
+                for number, node in enumerate(nodes[:100])
+            ],
+            wide=True,
+        )
+    )  # fmt: skip
+    return section
+
+
+def staleness(data: dict[str, Any]) -> Section:
+    """Return the section of policy versions."""
+    section = Section("staleness", "Staleness")
+    found = data["staleness"]
+    if found is None:
+        section.blocks.append(Note("The data has no column policy_version."))
+        return section
+    if found["newest"] is None:
+        section.blocks.append(Note("policy_version is null in every sample."))
+        return section
+    behind = found["behind"]
+    section.tiles = [
+        Tile("newest version", full(found["newest"])), Tile("oldest", full(found["oldest"])),
+        Tile("mean lag", full(behind["mean"]), "versions behind the newest"),
+        Tile("unknown", full(found["null"]), "samples"),
+    ]  # fmt: skip
+    section.blocks = [
+        histogram_figure(
+            "versions", "Samples by policy version", found["versions"], unit="policy version",
+            of="sample", paint="series1",
+        ),
+        histogram_figure(
+            "behind", "Versions behind the newest", behind, unit="versions behind the newest of "
+            "the data", of="sample", paint="series2",
+        ),
+    ]  # fmt: skip
+    if found["span"] is not None:
+        section.blocks.append(
+            histogram_figure(
+                "version-span",
+                "Versions within one sample",
+                found["span"],
+                log=True,
+                unit="newest minus oldest version of a sample's targets",
+                of="sample",
+                paint="series4",
+            )
+        )
+    return section
+
+
+def rewards(data: dict[str, Any]) -> Section:
+    """Return the section of rewards, by sample and by group."""
+    section = Section("rewards", "Rewards")
+    for name, paint in (("reward", "series1"), ("advantage", "series4")):
+        found = data[name]
+        if found is None:
+            section.blocks.append(Note(f"The data has no column {name}."))
+        elif not found["count"]:
+            section.blocks.append(Note(f"{name} is null in every sample."))
+        else:
+            section.tiles.append(
+                Tile(
+                    f"mean {name}",
+                    full(found["mean"]),
+                    f"{full(found['null'])} null" if found["null"] else "",
+                )
+            )
+            section.blocks.append(
+                histogram_figure(
+                    name,
+                    f"{name.capitalize()} of samples",
+                    found,
+                    unit=name,
+                    of="sample",
+                    paint=paint,
+                    integer=False,
+                )
+            )
+    groups = data["groups"]
+    if groups is None:
+        section.blocks.append(Note("Groups are not shown: that needs group_id and reward."))
+    elif not groups["kept"]:
+        section.blocks.append(Note("No sample has both a group_id and a reward."))
+    else:
+        _add_groups(section, groups)
+    return section
+
+
+def _add_groups(section: Section, groups: dict[str, Any]) -> None:
+    several = groups["kept"] - groups["of_one"]
+    share = groups["without_spread"] / several if several else None
+    kept = (
+        f" A sample of 1 in {groups['one_in']} groups, chosen by hash of their ids."
+        if groups["one_in"] > 1 else ""
+    )  # fmt: skip
+    section.tiles += [
+        Tile("groups", full(groups["kept"] * groups["one_in"]),
+             "estimated" if groups["one_in"] > 1 else f"{full(groups['of_one'])} of one sample"),
+        Tile("without signal", percent(share), "groups in which all rewards are equal"),
+    ]  # fmt: skip
+    for name, title, unit, paint in (
+        ("mean", "Mean reward of groups", "mean reward", "series3"),
+        ("std", "Spread within groups", "standard deviation of reward", "series5"),
+        ("size", "Size of groups", "samples with a reward", "series6"),
+    ):
+        section.blocks.append(
+            histogram_figure(
+                f"group-{name}",
+                title,
+                groups[name],
+                unit=unit,
+                of="group",
+                paint=paint,
+                integer=name == "size",
+                caption="Groups of two samples or more." + kept if name == "std" else kept.strip(),
+            )
+        )
+
+
+def data_section(data: dict[str, Any]) -> Section:
+    """Return the section of what the data is made of."""
+    section = Section("data", "Columns and files")
+    total = data["totals"]["bytes"]
+    heavy = sorted(data["columns"], key=lambda c: (-c["bytes"], c["name"]))
+    shown = [c for c in heavy if c["bytes"]][:16]
+    if shown:
+        items = [
+            Bar(c["name"], c["bytes"], f"{bytes_text(c['bytes'])} · {percent(c['bytes'] / total)}")
+            for c in shown
+        ]
+        section.blocks.append(
+            Figure(
+                "column-bytes", "Bytes by column",
+                f"Size in memory of {len(data['columns'])} columns, together {bytes_text(total)}; "
+                f"the largest {len(shown)} are shown.",
+                lambda width: bars(width, items, x_label="bytes"),
+                ("column", "bytes", "share"),
+                [(c["name"], full(c["bytes"]), percent(c["bytes"] / total)) for c in heavy],
+                wide=True,
+            )
+        )  # fmt: skip
+    elements = data["totals"]["elements"]
+    section.blocks.append(
+        Table(
+            "Columns", "By the axis on which each lies; bytes in memory, uncompressed.",
+            ("column", "axis", "type", "elements", "nulls", "bytes", "notes"),
+            [
+                (c["name"], c["axis"], c["type"] + "".join(f"[{n}]" for n in c["shape"]),
+                 full(elements.get(c["axis"], 0)), full(c["nulls"]), bytes_text(c["bytes"]),
+                 ", ".join(c["notes"]).replace("_", " "))
+                for c in data["columns"]
+            ],
+            numbers=("elements", "nulls", "bytes"),
+        )
+    )  # fmt: skip
+    for key, title, column in (
+        ("environments", "Environments", "env_name"), ("teachers", "Teachers", "teacher_id"),
+    ):  # fmt: skip
+        if data[column] is not None:
+            section.blocks.append(words_figure(key, title, data[column], column))
+    if data["flags"] is None:
+        section.blocks.append(Note("The data has no column target_flags."))
+    else:
+        targets = data["totals"]["targets"]
+        section.blocks.append(
+            Table(
+                "Flags of targets", f"Of {plural(targets, 'target')}.",
+                ("flag", "targets", "share"),
+                [
+                    (name, full(count), percent(count / targets if targets else None))
+                    for name, count in data["flags"].items()
+                ],
+                numbers=("targets", "share"),
+            )
+        )  # fmt: skip
+    _add_files(section, data["source"])
+    return section
+
+
+def _add_files(section: Section, source: dict[str, Any]) -> None:
+    dataset = source["dataset"]
+    if dataset is None:
+        return
+    shards = dataset["shards"]
+    more = dataset["num_shards"] - len(shards[:_SHARDS])
+    kinds = ", ".join(f"{full(n)} {name}" for name, n in dataset["encodings"].items())
+    section.blocks.append(
+        Table(
+            "Shards",
+            f"{plural(dataset['num_shards'], 'shard')} ({kinds}), together "
+            f"{bytes_text(dataset['bytes'])}" + (f"; the first {_SHARDS}." if more > 0 else "."),
+            ("shard", "records", "bytes", "encoding", "digest"),
+            [
+                (s["name"], full(s["rows"]), bytes_text(s["bytes"]), s["encoding"], s["digest"])
+                for s in shards[:_SHARDS]
+            ],
+            numbers=("records", "bytes"),
+        )
+    )  # fmt: skip
+    lineage = list(_lines(dataset["lineage"]))
+    if lineage:
+        section.blocks.append(
+            Table("Lineage", "What the writers said about where the data comes from.",
+                  ("key", "value"), lineage)
+        )  # fmt: skip
+
+
+def _lines(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Return nested values as (path, value), at most 200."""
+    if isinstance(value, dict) and value:
+        parts = [(f"{path}.{key}".lstrip("."), item) for key, item in value.items()]
+    elif isinstance(value, list) and value:
+        parts = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+    else:
+        return [(path, "-" if value in ({}, []) else str(value))] if path else []
+    return [line for key, item in parts[:200] for line in _lines(item, key)][:200]
