@@ -8,7 +8,7 @@ JOBS        ?= 2
 ARGS        ?=
 
 TORCH_VERSION := 2.13.0
-EXTRAS        := adapters,torch,pipeline,server
+EXTRAS        := adapters,torch,pipeline,report,server
 
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
