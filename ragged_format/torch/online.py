@@ -21,7 +21,7 @@ from ragged_format.torch.empty import empty_row
 from ragged_format.torch.pending import OnlineMetrics, OnTimeout, Pending, Sample
 from ragged_format.torch.prefetch import Prefetcher
 from ragged_format.torch.reading import check_range
-from ragged_format.torch.tail import SourceTail, Tail
+from ragged_format.torch.tail import Tail, tail_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,8 @@ class OnlineLoader:
     Parameters
     ----------
     source : Tail, path or URL
-        A log, or any source that ``rf.open_source`` opens, which ends.
+        A log, or what ``rf.open_source`` opens: a server (``http://host:8080``) is followed for
+        ever, any other source ends.
     token_budget : int
         Most tokens of a row, shared prefixes counted once.
     rows : int
@@ -136,7 +137,7 @@ class OnlineLoader:
                 expected="both max_staleness and current_version, or neither",
             )  # fmt: skip
         self._options = _Options(
-            source if isinstance(source, Tail) else SourceTail(source), token_budget, rows,
+            tail_of(source), token_budget, rows,
             packing, fork, within_group, null_advantage, group_size, group_timeout_s, on_timeout,
             max_staleness, current_version, on_oversize, window, max_wait_s, clock,
         )  # fmt: skip

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ragged_format.errors import StateMismatchError
+from ragged_format.local_files import scheme_of
 from ragged_format.sources import open_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Page", "SourceTail", "Tail"]
+__all__ = ["Page", "SourceTail", "Tail", "tail_of"]
 
 
 class Page(NamedTuple):
@@ -90,3 +91,19 @@ class SourceTail:
             return Page([], str(self._read), is_end=True)
         self._read += 1
         return Page([batch], str(self._read))
+
+
+def tail_of(source: Tail | str | os.PathLike[str]) -> Tail:
+    """Return the log behind a place.
+
+    A source with a method ``tail``, as that of a server has, is followed for ever; any other one
+    ends.
+    """
+    if isinstance(source, Tail):
+        return source
+    if isinstance(source, str) and scheme_of(source) not in (None, "file"):
+        opened = open_source(source)
+        if hasattr(opened, "tail"):
+            log: Tail = opened.tail()
+            return log
+    return SourceTail(source)
