@@ -38,7 +38,7 @@ class require:  # noqa: N801  reads as a word where routes are declared
     def __init__(self, scope: Scope) -> None:
         self._scope: Scope = scope
 
-    def __call__(self, request: Request) -> Key | None:
+    async def __call__(self, request: Request) -> Key | None:
         """Return the key, ``None`` if the server has none."""
         return context_of(request).keys.check(request.headers.get("authorization"), self._scope)
 

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -84,7 +85,7 @@ class ServerSettings(BaseSettings):
         "127.0.0.1", description="Address to listen on; without keys only a loopback address."
     )
     port: int = Field(8080, description="Port to listen on; 0 takes a free one.", ge=0, le=65535)
-    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)] = Field(
         (), description="Further names that the Host header may have while there are no keys."
     )
     tls_cert: Path | None = Field(
@@ -290,7 +291,7 @@ def load_settings(directory: Path, file: Path | None = None, **options: Any) -> 
         text = first["msg"].removeprefix("Value error, ")
         raise SettingsError(
             f"the setting {place} is not usable" if place else "the settings are not usable",
-            where=Where(file=None if file is None else str(file)),
+            where=Where(file=str(file) if place in values and place not in given else None),
             expected="settings that agree" if not place else text,
             got=_shown(place, first["input"]) if place else text,
         ) from err  # fmt: skip

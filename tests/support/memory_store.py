@@ -1,4 +1,4 @@
-"""A store in memory with the interface of `ragged_server.store.Store`, for tests of the HTTP side."""
+"""A store in memory with the interface of `ragged_server.store.Store`, for the HTTP side."""
 
 import threading
 from concurrent.futures import Future
