@@ -6,8 +6,7 @@ The directory, the manifest and how a commit works are described in :mod:`ragged
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,14 +17,12 @@ import xxhash
 from ragged_format.arguments import check_choice, check_size, column_names
 from ragged_format.decoding import Projection
 from ragged_format.errors import InvariantError, ManifestError, OutOfRangeError, Where
-from ragged_format.local_files import local_path
-from ragged_format.manifest import Manifest, read_manifest
+from ragged_format.manifest import Manifest
 from ragged_format.snapshot import ShardReader, Snapshot, resized
+from ragged_format.storage import PlaceLike, Storage, open_storage
 from ragged_format.validate import LEVELS, validate_batch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
 
     from ragged_format.lists import Int64
@@ -55,6 +52,13 @@ class Dataset:
         Compare every batch with its digest when it is first used.
     manifest : Manifest, optional
         Snapshot to use instead of the current one.
+    storage_options : mapping, optional
+        For object stores: credentials, endpoint, ``cache_dir``, ``cache_bytes`` and the like.
+
+    Attributes
+    ----------
+    path : Path or str
+        The place: a path, or the URL.
 
     Raises
     ------
@@ -84,13 +88,15 @@ class Dataset:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PlaceLike,
         *,
         columns: Sequence[str] | None = None,
         verify: bool = False,
         manifest: Manifest | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = local_path(path)
+        self._storage = open_storage(path, storage_options)
+        self.path = self._storage.place
         if manifest is not None and not isinstance(manifest, Manifest):
             raise ManifestError(
                 "this is no manifest", expected="a Manifest", got=type(manifest).__name__,
@@ -98,15 +104,15 @@ class Dataset:
             )  # fmt: skip
         self._columns = column_names(columns)
         self._verify = verify
-        self._adopt(read_manifest(self.path) if manifest is None else manifest)
+        self._adopt(self._storage.read_manifest() if manifest is None else manifest)
 
     def _adopt(self, manifest: Manifest, opened: dict[str, ShardReader] | None = None) -> None:
-        self._snapshot = Snapshot(self.path, manifest, verify=self._verify, opened=opened)
+        self._snapshot = Snapshot(self._storage, manifest, verify=self._verify, opened=opened)
         self._projection = Projection(manifest.known.ragged, manifest.known.schema, self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild = partial(_rebuild, columns=self._columns, verify=self._verify)
-        return rebuild, (self.path, self._snapshot.manifest.to_json())
+        return rebuild, (self._storage, self._snapshot.manifest.to_json())
 
     def __repr__(self) -> str:
         return (
@@ -240,7 +246,7 @@ class Dataset:
 
         Iterators that are under way finish on the snapshot that they began with.
         """
-        manifest = read_manifest(self.path)
+        manifest = self._storage.read_manifest()
         if manifest.to_json() == self._snapshot.manifest.to_json():
             return False
         self._adopt(manifest, self._snapshot.opened)
@@ -337,6 +343,6 @@ class Dataset:
 
 
 def _rebuild(
-    path: Path, manifest: bytes, *, columns: Sequence[str] | None, verify: bool
+    storage: Storage, manifest: bytes, *, columns: Sequence[str] | None, verify: bool
 ) -> Dataset:
-    return Dataset(path, columns=columns, verify=verify, manifest=Manifest.from_json(manifest))
+    return Dataset(storage, columns=columns, verify=verify, manifest=Manifest.from_json(manifest))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +21,7 @@ from ragged_format.errors import (
     DatasetNotFoundError,
     MissingShardError,
     NotRaggedError,
+    RaggedError,
     SchemaMismatchError,
     Where,
 )
@@ -26,8 +31,10 @@ from ragged_format.ragged import concat
 
 if TYPE_CHECKING:
     from ragged_format.manifest import Manifest, Shard
+    from ragged_format.shard_cache import ShardCache
+    from ragged_format.storage import Storage
 
-__all__ = ["Place", "ShardReader", "Snapshot", "resized"]
+__all__ = ["Place", "ShardReader", "Snapshot", "open_cached", "resized"]
 
 
 # Bytes from which copying a record as a slice is faster than Arrow's take, which goes element by
@@ -48,6 +55,25 @@ class Place(NamedTuple):
 class ShardReader:
     """One shard that is the one that the manifest lists.
 
+    Parameters
+    ----------
+    file : Path
+        The shard, or a copy of it on this machine.
+    shard : Shard
+    manifest : Manifest
+    verify : bool
+        Compare every batch with its digest when it is first used.
+    name : str, optional
+        What errors call the shard when the file is a copy.
+
+    Attributes
+    ----------
+    file : Path
+    path : Path or str
+        The file, or its name.
+    nbytes : int
+        Size of the file.
+
     Raises
     ------
     MissingShardError
@@ -56,16 +82,26 @@ class ShardReader:
         Its size, rows or digest are not those listed, or it cannot be opened (``RF-C005``).
     """
 
-    def __init__(self, directory: Path, shard: Shard, manifest: Manifest, *, verify: bool) -> None:
-        self.path = directory / shard.name
+    def __init__(
+        self,
+        file: Path,
+        shard: Shard,
+        manifest: Manifest,
+        *,
+        verify: bool,
+        name: str | None = None,
+    ) -> None:
+        self.file = file
+        self.path: Path | str = file if name is None else name
         self._known = manifest.known
+        self.nbytes = shard.bytes
         where = Where(file=str(self.path))
         try:
-            self._check("size in bytes", shard.bytes, self.path.stat().st_size)
+            self._check("size in bytes", shard.bytes, file.stat().st_size)
             self._file: FileReader | CompactReader = (
-                CompactReader(self.path, verify=verify)
+                CompactReader(file, verify=verify)
                 if shard.encoding == "compact"
-                else FileReader(self.path, verify=verify)
+                else FileReader(file, verify=verify)
             )
         except (FileNotFoundError, DatasetNotFoundError) as err:
             raise MissingShardError(
@@ -93,13 +129,70 @@ class ShardReader:
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Return one batch under the dataset's schema, a view."""
-        return conform(self._file.batch(index), self._known, Where(str(self.path), index))
+        with self._named():
+            batch = self._file.batch(index)
+        return conform(batch, self._known, Where(str(self.path), index))
 
     def batches(self, *, verify: bool = False) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches under the dataset's schema."""
-        scan = self._file.scan() if verify else map(self._file.batch, range(len(self.bounds) - 1))
-        for index, batch in enumerate(scan):
+        if not verify:
+            yield from map(self.batch, range(len(self.bounds) - 1))
+            return
+        scan = self._file.scan()
+        for index in itertools.count():
+            with self._named():
+                batch = next(scan, None)
+            if batch is None:
+                return
             yield conform(batch, self._known, Where(str(self.path), index))
+
+    def verify(self) -> None:
+        """Read everything and compare it with all digests."""
+        for _ in self.batches(verify=True):
+            pass
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have errors of the file show the name of the shard instead of that of a copy."""
+        try:
+            yield
+        except RaggedError as err:
+            err.where = replace(err.where, file=str(self.path))
+            raise
+
+
+def open_cached(
+    cache: ShardCache,
+    name: str,
+    fetch: Callable[[Path], object],
+    shard: Shard,
+    manifest: Manifest,
+    *,
+    verify: bool,
+    label: str | None = None,
+) -> ShardReader:
+    """Open the copy of a shard, and check all of its content when it was just fetched.
+
+    Parameters
+    ----------
+    cache : ShardCache
+    name : str
+        Name of the copy in the cache.
+    fetch : callable
+        ``fetch(path)`` copies the shard to that path.
+    shard, manifest, verify
+        As :class:`ShardReader` takes them.
+    label : str, optional
+        What errors call the shard.
+    """
+
+    def opener(path: Path, fresh: bool) -> ShardReader:  # noqa: FBT001 - the cache's contract
+        reader = ShardReader(path, shard, manifest, verify=verify, name=label)
+        if fresh:
+            reader.verify()
+        return reader
+
+    return cache.open(name, shard.bytes, fetch, opener)
 
 
 class Snapshot:
@@ -107,7 +200,7 @@ class Snapshot:
 
     Parameters
     ----------
-    directory : Path
+    storage : Storage
         Where the shards lie.
     manifest : Manifest
         What they are.
@@ -115,31 +208,60 @@ class Snapshot:
         Compare every batch with its digest when it is first used.
     opened : dict of str to ShardReader, optional
         Readers of an earlier snapshot; those that this one lists are used again.
+
+    Attributes
+    ----------
+    opened : dict of str to ShardReader
+        Readers by the name of their shard. Where the storage limits them, in the order of their
+        last use.
+    on_evict : callable, optional
+        Told the number of each shard that is about to be closed to make room.
     """
 
     def __init__(
         self,
-        directory: Path,
+        storage: Storage,
         manifest: Manifest,
         *,
         verify: bool,
         opened: dict[str, ShardReader] | None = None,
     ) -> None:
-        self.directory = directory
+        self.storage = storage
         self.manifest = manifest
         self.bounds: Int64 = offsets_of(np.array([s.rows for s in manifest.shards], np.int64))
+        self.on_evict: Callable[[int], None] | None = None
         self._verify = verify
-        listed = {shard.name for shard in manifest.shards}
-        self.opened = {name: r for name, r in (opened or {}).items() if name in listed}
+        self._limit = storage.max_open_bytes
+        self._numbers = {shard.name: n for n, shard in enumerate(manifest.shards)}
+        self.opened = {n: r for n, r in (opened or {}).items() if n in self._numbers}
+        self._nbytes = sum(reader.nbytes for reader in self.opened.values())
+
+    def reopened(self, *, verify: bool) -> Snapshot:
+        """Return the same snapshot with readers of its own, for another thread."""
+        return Snapshot(self.storage, self.manifest, verify=verify)
 
     def reader(self, number: int) -> ShardReader:
-        """Return the reader of one shard, opening it the first time."""
+        """Return the reader of one shard, opening it if it is not open."""
         shard = self.manifest.shards[number]
         reader = self.opened.get(shard.name)
         if reader is None:
-            reader = ShardReader(self.directory, shard, self.manifest, verify=self._verify)
+            self._make_room(shard.bytes)
+            reader = self.storage.open_shard(shard, self.manifest, verify=self._verify)
             self.opened[shard.name] = reader
+            self._nbytes += shard.bytes
+        elif self._limit is not None and next(reversed(self.opened)) != shard.name:
+            self.opened[shard.name] = self.opened.pop(shard.name)
+            with suppress(FileNotFoundError):  # other processes have removed the copy
+                os.utime(reader.file)
         return reader
+
+    def _make_room(self, nbytes: int) -> None:
+        """Close the shards not used for longest until so many bytes fit."""
+        while self._limit is not None and self.opened and self._nbytes + nbytes > self._limit:
+            name = next(iter(self.opened))
+            if self.on_evict is not None:
+                self.on_evict(self._numbers[name])
+            self._nbytes -= self.opened.pop(name).nbytes
 
     def place(self, position: int) -> Place:
         """Return where a record lies."""

@@ -12,7 +12,7 @@ Its module is imported when the first such URL is opened.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -33,6 +33,7 @@ from ragged_format.errors import (
 from ragged_format.files import MAGIC, FileReader
 from ragged_format.flatbuffer import CONTINUATION
 from ragged_format.local_files import local_path, open_binary, path_text, scheme_of
+from ragged_format.storage import Storage, find_storage, is_remote, store_schemes
 from ragged_format.streams import StreamReader
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def register_scheme(scheme: str, opener: Opener) -> None:
     _openers[scheme.lower()] = opener
 
 
-def open_source(source: Any) -> Source:
+def open_source(source: Any, *, storage_options: Mapping[str, Any] | None = None) -> Source:
     """Return the source of records at a place, whatever it is.
 
     What a file is follows from its first bytes, not from its name. Content of files and streams is
@@ -106,9 +107,12 @@ def open_source(source: Any) -> Source:
 
     Parameters
     ----------
-    source : path, URL, ``"-"`` or binary file object
+    source : path, URL, ``"-"``, binary file object, or fsspec's ``OpenFile`` or mapper
         A directory is a dataset; a file is an Arrow file or stream of this format; ``"-"`` is a
-        stream on standard input; a file object is a stream.
+        stream on standard input; a file object is a stream. In an object store a prefix with a
+        manifest is a dataset.
+    storage_options : mapping, optional
+        For object stores: credentials, endpoint, ``cache_dir``, ``cache_bytes`` and the like.
 
     Raises
     ------
@@ -134,26 +138,47 @@ def open_source(source: Any) -> Source:
     """
     if hasattr(source, "read"):
         return StreamReader(source)
-    text = path_text(source)
-    if text == "-":
-        return StreamReader(sys.stdin.buffer)
-    scheme = scheme_of(text)
-    if scheme in (None, "file"):
-        return _open_local(local_path(text))
-    return _opener(str(scheme), text)(text)
+    if isinstance(source, Storage):
+        return _open_stored(source)
+    if not hasattr(source, "fs"):
+        text = path_text(source)
+        if text == "-":
+            return StreamReader(sys.stdin.buffer)
+        if not is_remote(text):
+            return _open_local(local_path(text))
+        opener = _opener(str(scheme_of(text)))
+        if opener is not None:
+            return opener(text)
+    storage = find_storage(source, storage_options)
+    if storage is None:
+        names = sorted({*_openers, *_entries(), *store_schemes()})
+        raise UnsupportedFeatureError(
+            "URLs of this scheme cannot be opened",
+            expected=f"a path, or one of {', '.join(f'{name}://' for name in names)}",
+            got=str(source),
+            remedy="register an opener with rf.register_scheme, or copy the data here",
+        )  # fmt: skip
+    return _open_stored(storage)
 
 
-def _opener(scheme: str, url: str) -> Opener:
+def _open_stored(storage: Storage) -> Source:
+    file = storage.open_file()
+    if file is None:
+        return Dataset(storage)
+    with file:
+        head = file.read(8)
+    if head.startswith((CONTINUATION, ZSTD_MAGIC)):
+        return StreamReader(storage.open_file())
+    return _open_local(storage.local_file())
+
+
+def _opener(scheme: str) -> Opener | None:
     """Return what opens URLs of a scheme; an opener registered by a call comes first."""
     if scheme in _openers:
         return _openers[scheme]
     entry = _entries().get(scheme)
     if entry is None:
-        known = ", ".join(f"{name}://" for name in sorted({"file", *_openers, *_entries()}))
-        raise UnsupportedFeatureError(
-            "URLs of this scheme cannot be opened", expected=f"a path, or one of {known}",
-            got=url, remedy="register an opener with rf.register_scheme, or copy the data here",
-        )  # fmt: skip
+        return None
     try:
         opener: Opener = entry.load()
     except ImportError as err:

@@ -7,17 +7,11 @@ digits; files that are not finished have ``.tmp-`` in their name; ``writer-<writ
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import re
 import secrets
-import time
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -37,7 +31,6 @@ from ragged_format.digest import canonical_json
 from ragged_format.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
-    MissingShardError,
     RaggedError,
     SchemaMismatchError,
     Where,
@@ -45,20 +38,11 @@ from ragged_format.errors import (
 from ragged_format.files import FileWriter
 from ragged_format.forked import disown_in_children
 from ragged_format.known_schemas import known_schema
-from ragged_format.local_files import TEMPORARY_MARK, local_path
-from ragged_format.manifest import (
-    ENCODINGS,
-    MANIFEST_NAME,
-    SHARD_SUFFIX,
-    Manifest,
-    Shard,
-    locked,
-    read_manifest,
-    write_manifest,
-)
+from ragged_format.manifest import ENCODINGS, MANIFEST_NAME, SHARD_SUFFIX, Manifest, Shard
 from ragged_format.messages import decode_message, encode_message
 from ragged_format.ragged import concat
 from ragged_format.soundness import check_arrays
+from ragged_format.storage import PlaceLike, Session, open_storage
 from ragged_format.validate import validate_batch
 from ragged_format.writer_state import require_open
 
@@ -88,8 +72,8 @@ class Writer:
 
     Parameters
     ----------
-    path : path or ``file://`` URL
-        Directory of the dataset, created if need be.
+    path : path or URL
+        Directory of the dataset, created if need be, or its place in an object store.
     schema : pyarrow.Schema
         Schema of this format.
     mode : {"error", "append", "overwrite"}
@@ -106,6 +90,8 @@ class Writer:
         fraction of the size, decoded a batch at a time.
     lineage : mapping, optional
         JSON values that say where the data comes from; appending adds its keys to those there.
+    storage_options : mapping, optional
+        For object stores: credentials, endpoint and the like.
 
     Raises
     ------
@@ -138,7 +124,7 @@ class Writer:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PlaceLike,
         schema: pa.Schema,
         *,
         mode: Mode = "error",
@@ -148,6 +134,7 @@ class Writer:
         max_shard_bytes: int = SHARD_BYTES,
         encoding: Encoding = "hot",
         lineage: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_choice("mode", mode, MODES)
         check_choice("validate", validate, VALIDATIONS)
@@ -155,7 +142,8 @@ class Writer:
         for name, size in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
             check_size(name, size)
         check_size("max_shard_bytes", max_shard_bytes)
-        self.path = local_path(path)
+        self._storage = open_storage(path, storage_options)
+        self.path = self._storage.place
         self._known = known_schema(schema)
         self._mode: Mode = mode
         self._validate: Validation = validate
@@ -170,17 +158,9 @@ class Writer:
         self._file: FileWriter | CompactWriter | None = None
         self._encoding: Encoding = encoding
         self._state: Literal["open", "committed", "aborted", "failed", "forked"] = "open"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as err:
-            raise DatasetExistsError(
-                "a dataset is a directory, and there is a file in its place",
-                where=Where(file=str(self.path)), expected="a directory, or nothing", got="a file",
-                remedy="choose another path",
-            ) from err  # fmt: skip
         self._merged(self._current())
         self._token = secrets.token_hex(8)
-        self._lease = _Lease(self.path, self._token)
+        self._session: Session = self._storage.begin(self._token)
         disown_in_children(self)
 
     def __enter__(self) -> Self:
@@ -275,7 +255,7 @@ class Writer:
         if self._file is None:
             name = f"shard-{self._token}-{len(self._shards):05d}{SHARD_SUFFIX}"
             kind = CompactWriter if self._encoding == "compact" else FileWriter
-            self._file = kind(self.path / name, self._known.schema)
+            self._file = kind(self._session.directory / name, self._known.schema)
         self._file.write(concat(self._pending))
         self._pending = []
         self._pending_rows = self._pending_bytes = 0
@@ -291,6 +271,7 @@ class Writer:
                 Shard(path.name, trailer.rows, size, trailer.digest, self._encoding)
             )
             self._file = None
+            self._session.put(path.name)
 
     def close(self) -> None:
         """Commit what was written; does nothing the second time, or after :meth:`abort`.
@@ -308,27 +289,16 @@ class Writer:
         try:
             self._flush()
             self._close_shard()
-            with locked(self.path):
-                current = self._current()
-                merged = self._merged(current)
-                if current is not None and self._mode == "overwrite":
-                    _touch(self.path, current.shards)
-                for shard in self._shards:
-                    if not (self.path / shard.name).exists():
-                        raise MissingShardError(
-                            "a shard vanished before its commit", expected=shard.name,
-                            where=Where(file=str(self.path)), got="no file",
-                            remedy="do not remove files of a running writer",
-                        )  # fmt: skip
-                # From here on the manifest may be there even if an exception follows, so that
-                # `abort` must not remove the shards.
-                self._state = "committed"
-                write_manifest(self.path, merged)
+            self._session.commit(self._merged, [shard.name for shard in self._shards])
+            self._state = "committed"
         except BaseException:
+            if self._session.undecided:
+                # The manifest may be there all the same, so that the shards must stay.
+                self._state = "committed"
             self.abort()
             raise
         finally:
-            self._lease.release()
+            self._session.end()
 
     def abort(self) -> None:
         """Drop what was written; does nothing after :meth:`close`."""
@@ -337,10 +307,11 @@ class Writer:
         self._state = "aborted"
         if self._file is not None:
             self._file.abort()
-        for shard in self._shards:
-            (self.path / shard.name).unlink(missing_ok=True)
         self._pending = []
-        self._lease.release()
+        try:
+            self._session.drop([shard.name for shard in self._shards])
+        finally:
+            self._session.end()
 
     def disown(self) -> None:
         """Leave everything to the parent of a forked child."""
@@ -349,14 +320,14 @@ class Writer:
 
     def _current(self) -> Manifest | None:
         with suppress(DatasetNotFoundError):
-            return read_manifest(self.path)
+            return self._storage.read_manifest()
         return None
 
     def _merged(self, current: Manifest | None) -> Manifest:
         """Return the manifest that a commit on top of `current` writes."""
         if current is None:
             return Manifest(self._known, tuple(self._shards), 1, self._lineage)
-        where = Where(file=str(self.path / MANIFEST_NAME))
+        where = Where(file=f"{self.path}/{MANIFEST_NAME}")
         generation = current.generation + 1
         if self._mode == "overwrite":
             return Manifest(self._known, tuple(self._shards), generation, self._lineage)
@@ -391,88 +362,28 @@ def _compact(batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
     return decode_message(encode_message(batch), batch.schema)
 
 
-def _touch(directory: Path, shards: tuple[Shard, ...]) -> None:
-    """Let the grace period of shards that leave the manifest begin now."""
-    for shard in shards:
-        with suppress(FileNotFoundError):
-            os.utime(directory / shard.name)
-
-
-class _Lease:
-    """A lock file that shows that a writer lives; free when the process ends, however it ends."""
-
-    def __init__(self, directory: Path, token: str) -> None:
-        self._path = directory / f"writer-{token}.lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o666)
-        # Also when a writer is dropped without an end, so that its files can be swept.
-        self._close = weakref.finalize(self, os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        if self._close.alive:
-            self._path.unlink(missing_ok=True)
-            self._close()
-
-
-_OURS = re.compile(
-    rf"(?:shard-(?P<shard>[0-9a-f]{{16}})-\d+{re.escape(SHARD_SUFFIX)}"
-    rf"|writer-(?P<writer>[0-9a-f]{{16}})\.lock"
-    rf"|{re.escape(MANIFEST_NAME)})"
-    rf"(?P<temporary>{re.escape(TEMPORARY_MARK)}[0-9a-f]+)?"
-)
-
-
-def sweep(path: str | os.PathLike[str], *, grace_s: float = GRACE_S) -> list[str]:
+def sweep(
+    path: PlaceLike,
+    *,
+    grace_s: float = GRACE_S,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Remove what crashed or replaced writers left in a dataset; return the names removed.
 
     Removed are shards that the manifest does not list, temporary files and lock files of writers
     that do not live any more, all of them only if they were last changed more than `grace_s`
     seconds ago. Shards that an overwrite replaced count from that moment. Files with other names
-    are never touched, and neither is anything of a writer that is running on this machine.
+    are never touched, and neither is anything of a writer that is running on this machine. In an
+    object store a writer counts as living for `grace_s` after its last shard.
 
     Parameters
     ----------
-    path : path or ``file://`` URL
-        Directory of the dataset.
+    path : path or URL
+        Place of the dataset.
     grace_s : float
         Longer than any reader may take from opening the dataset to opening its shards.
+    storage_options : mapping, optional
+        For object stores: credentials, endpoint and the like.
     """
     check_number("grace_s", grace_s, 0)
-    directory = local_path(path)
-    if not directory.is_dir():
-        raise DatasetNotFoundError(
-            "there is no dataset here", where=Where(file=str(directory)),
-            expected="a directory", got="none",
-        )  # fmt: skip
-    removed = []
-    with locked(directory):
-        try:
-            listed = {shard.name for shard in read_manifest(directory).shards}
-        except DatasetNotFoundError:
-            listed = set()
-        oldest = time.time() - grace_s
-        for entry in sorted(directory.iterdir()):
-            match = _OURS.fullmatch(entry.name)
-            if match is None or entry.name in listed or entry.name == MANIFEST_NAME:
-                continue
-            token = match["shard"] or match["writer"]
-            with suppress(FileNotFoundError):  # its writer finished meanwhile
-                if entry.stat().st_mtime <= oldest and not (token and _lives(directory, token)):
-                    entry.unlink()
-                    removed.append(entry.name)
-    return removed
-
-
-def _lives(directory: Path, token: str) -> bool:
-    try:
-        descriptor = os.open(directory / f"writer-{token}.lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return open_storage(path, storage_options).sweep(grace_s)

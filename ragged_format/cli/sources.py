@@ -54,7 +54,7 @@ def placed_batches(source: Source, path: str) -> Iterator[tuple[Where, pa.Record
         rows = number = 0
         while rows < shard.rows:
             batch = next(batches)
-            yield Where(file=str(source.path / shard.name), batch=number), batch
+            yield Where(file=f"{source.path}/{shard.name}", batch=number), batch
             rows += batch.num_rows
             number += 1
     for _ in batches:

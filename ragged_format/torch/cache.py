@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ragged_format.errors import LimitExceededError
-from ragged_format.lists import offsets_of
 from ragged_format.manifest import MANIFEST_NAME, read_manifest
-from ragged_format.snapshot import ShardReader
+from ragged_format.shard_cache import ShardCache
+from ragged_format.snapshot import ShardReader, Snapshot, open_cached
+from ragged_format.storage import ReadOnlyStorage
 
 if TYPE_CHECKING:
-    from ragged_format.lists import Int64
-    from ragged_format.manifest import Manifest
+    from ragged_format.manifest import Manifest, Shard
 
-__all__ = ["CachedDataset", "CachedShards"]
+__all__ = ["CachedDataset"]
 
 Fetch = Callable[[str, Path], None]
 
@@ -75,8 +74,8 @@ class CachedDataset:
         self.directory = Path(directory)
         self.max_bytes = max_bytes
         self.directory.mkdir(parents=True, exist_ok=True)
-        _fetch(fetch, MANIFEST_NAME, self.directory)
-        self.manifest = read_manifest(self.directory)
+        self._storage = _Fetched(fetch, ShardCache(self.directory, max_bytes))
+        self.manifest = self._storage.read_manifest()
         for shard in self.manifest.shards:
             if shard.bytes > max_bytes:
                 raise LimitExceededError(
@@ -85,63 +84,29 @@ class CachedDataset:
                     remedy="raise max_bytes, or write smaller shards",
                 )  # fmt: skip
 
-    def shards(self, *, verify: bool) -> CachedShards:
+    def snapshot(self, *, verify: bool) -> Snapshot:
         """Return the shards, for one reading thread."""
-        return CachedShards(self, self.manifest, verify=verify)
+        return Snapshot(self._storage, self.manifest, verify=verify)
 
 
-class CachedShards:
-    """The shards of a :class:`CachedDataset`; used by one thread.
+class _Fetched(ReadOnlyStorage):
+    """What a callable fetches, as a place of a dataset."""
 
-    Attributes
-    ----------
-    fetched, evicted : int
-        Shards so far.
-    on_evict : callable, optional
-        Told the number of each shard that is removed, before it is.
-    """
+    def __init__(self, fetch: Fetch, cache: ShardCache) -> None:
+        self.place = cache.directory
+        self.max_open_bytes = cache.max_bytes
+        self._fetch, self._cache = fetch, cache
 
-    def __init__(self, dataset: CachedDataset, manifest: Manifest, *, verify: bool) -> None:
-        self.bounds: Int64 = offsets_of(np.array([s.rows for s in manifest.shards], np.int64))
-        self.on_evict: Callable[[int], None] | None = None
-        self.fetched = 0
-        self.evicted = 0
-        self._dataset, self._manifest, self._verify = dataset, manifest, verify
-        # In the order of their last use.
-        self._open: dict[int, ShardReader] = {}
-        self._nbytes = 0
+    def read_manifest(self) -> Manifest:
+        directory = self._cache.directory
+        part = directory / f"{MANIFEST_NAME}.{os.getpid()}-{threading.get_ident()}.tmp"
+        try:
+            self._fetch(MANIFEST_NAME, part)
+            part.replace(directory / MANIFEST_NAME)
+        finally:
+            part.unlink(missing_ok=True)
+        return read_manifest(directory)
 
-    def reader(self, number: int) -> ShardReader:
-        """Return one shard, fetching it if it is not there."""
-        reader = self._open.pop(number, None)
-        if reader is None:
-            shard = self._manifest.shards[number]
-            while self._open and self._nbytes + shard.bytes > self._dataset.max_bytes:
-                self._evict(next(iter(self._open)))
-            directory = self._dataset.directory
-            if not (directory / shard.name).exists():
-                _fetch(self._dataset.fetch, shard.name, directory)
-                self.fetched += 1
-            reader = ShardReader(directory, shard, self._manifest, verify=self._verify)
-            self._nbytes += shard.bytes
-        self._open[number] = reader
-        return reader
-
-    def _evict(self, number: int) -> None:
-        if self.on_evict is not None:
-            self.on_evict(number)
-        del self._open[number]
-        shard = self._manifest.shards[number]
-        self._nbytes -= shard.bytes
-        self.evicted += 1
-        (self._dataset.directory / shard.name).unlink(missing_ok=True)
-
-
-def _fetch(fetch: Fetch, name: str, directory: Path) -> None:
-    """Fetch a file such that others see it whole."""
-    part = directory / f"{name}.{os.getpid()}-{threading.get_ident()}.part"
-    try:
-        fetch(name, part)
-        part.replace(directory / name)
-    finally:
-        part.unlink(missing_ok=True)
+    def open_shard(self, shard: Shard, manifest: Manifest, *, verify: bool) -> ShardReader:
+        fetch = partial(self._fetch, shard.name)
+        return open_cached(self._cache, shard.name, fetch, shard, manifest, verify=verify)

@@ -27,7 +27,7 @@ from ragged_format.lists import offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.snapshot import Snapshot
 from ragged_format.sources import open_source
-from ragged_format.torch.cache import CachedDataset, CachedShards
+from ragged_format.torch.cache import CachedDataset
 from ragged_format.torch.gather import Runs
 from ragged_format.torch.plan import Plan, plan_of
 from ragged_format.torch.views import View, open_view
@@ -51,8 +51,8 @@ class Shard(Protocol):
     """Record batches that can be had by number; ``ragged_format.snapshot.ShardReader`` is one."""
 
     @property
-    def path(self) -> Path | None:
-        """The file, if it is one."""
+    def path(self) -> Path | str | None:
+        """The file, or its name, if it is one."""
         ...
 
     @property
@@ -136,13 +136,12 @@ def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
         found = source.to_batches() or [pa.RecordBatch.from_pylist([], schema=source.schema)]
     if isinstance(found, Dataset):
         # Readers of its own: those of the caller's object belong to the caller's thread.
-        manifest = found.snapshot.manifest
-        shards = Snapshot(found.path, manifest, verify=verify)
-        return Opened(found.ragged_schema, manifest.fingerprint, shards)
+        shards = found.snapshot.reopened(verify=verify)
+        return Opened(found.ragged_schema, shards.manifest.fingerprint, shards)
     if isinstance(found, CachedDataset):
-        manifest = found.manifest
-        shards_of = found.shards(verify=verify)
-        return Opened(manifest.known.ragged, manifest.fingerprint, shards_of)
+        shards = found.snapshot(verify=verify)
+        manifest = shards.manifest
+        return Opened(manifest.known.ragged, manifest.fingerprint, shards)
     if isinstance(found, FileReader):
         file = FileReader(found.path, verify=verify)
         only = _Only(_Single(file.rows_per_batch, file, file.path))
@@ -199,7 +198,7 @@ def _shifted(on_evict: Callable[[int], None], first: int, number: int) -> None:
 def _watch(shards: Shards, on_evict: Callable[[int], None]) -> None:
     if isinstance(shards, _Joined):
         shards.watch(on_evict)
-    elif isinstance(shards, CachedShards):
+    elif isinstance(shards, Snapshot):
         shards.on_evict = on_evict
 
 
