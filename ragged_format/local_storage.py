@@ -33,7 +33,7 @@ from ragged_format.snapshot import ShardReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LocalSession", "LocalStorage", "replaced"]
+__all__ = ["Lease", "LocalSession", "LocalStorage", "replaced"]
 
 
 class LocalStorage:
@@ -110,7 +110,7 @@ class LocalSession:
     def __init__(self, directory: Path, token: str) -> None:
         self.directory = directory
         self.undecided = False
-        self._lease = _Lease(directory, token)
+        self._lease = Lease(directory, token)
 
     def put(self, name: str) -> None:
         """Do nothing: the file is in its place, and durable, since it was closed."""
@@ -158,7 +158,7 @@ def replaced(current: Manifest | None, merged: Manifest) -> Iterable[str]:
     return [s.name for s in (current.shards if current is not None else ()) if s.name not in kept]
 
 
-class _Lease:
+class Lease:
     """A lock file that shows that a writer lives; free when the process ends, however it ends."""
 
     def __init__(self, directory: Path, token: str) -> None:

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ragged_format.arguments import check_callable, check_size
 from ragged_format.errors import LimitExceededError
+from ragged_format.local_files import path_text
 from ragged_format.manifest import MANIFEST_NAME, read_manifest
 from ragged_format.shard_cache import ShardCache
 from ragged_format.snapshot import ShardReader, Snapshot, open_cached
@@ -70,8 +72,10 @@ class CachedDataset:
     """
 
     def __init__(self, fetch: Fetch, directory: str | os.PathLike[str], *, max_bytes: int) -> None:
+        check_callable("fetch", fetch)
+        check_size("max_bytes", max_bytes)
         self.fetch = fetch
-        self.directory = Path(directory)
+        self.directory = Path(path_text(directory))
         self.max_bytes = max_bytes
         self.directory.mkdir(parents=True, exist_ok=True)
         self._storage = _Fetched(fetch, ShardCache(self.directory, max_bytes))
