@@ -19,6 +19,7 @@ import pyarrow as pa
 from ragged_format.errors import DatasetNotFoundError, ManifestError, Where
 from ragged_format.files import FileWriter
 from ragged_format.known_schemas import KnownSchema
+from ragged_format.local_storage import Lease
 from ragged_format.manifest import (
     MANIFEST_NAME,
     SHARD_SUFFIX,
@@ -29,7 +30,6 @@ from ragged_format.manifest import (
     write_manifest,
 )
 from ragged_format.ragged import concat
-from ragged_format.writer import _Lease
 from ragged_server.errors import LogDamagedError
 from ragged_server.segments import Segment
 from ragged_server.shards import SealedShard, ShardFacts
@@ -96,7 +96,7 @@ def seal_segment(
     token = secrets.token_hex(8)
     path = directory / f"shard-{token}-00000{SHARD_SUFFIX}"
     # Held until the shard is listed, so that nobody sweeps it.
-    lease = _Lease(directory, token)
+    lease = Lease(directory, token)
     try:
         with FileWriter(path, segment.known.schema) as writer:
             for batch in resized(segment.verified(), batch_rows, batch_bytes):
