@@ -10,7 +10,7 @@ from ragged_format.packing.attention import (
     varlen_index,
 )
 from ragged_format.packing.pack import pack_row
-from ragged_format.packing.plan import Plan, plan_rows
+from ragged_format.packing.plan import Plan, deal_rows, plan_rows, planning_columns
 from ragged_format.packing.report import PackReport
 from ragged_format.packing.unpack import unpack_row
 
@@ -20,9 +20,11 @@ __all__ = [
     "VarlenIndex",
     "attention_mask",
     "cu_seqlens",
+    "deal_rows",
     "label_ids",
     "pack_row",
     "plan_rows",
+    "planning_columns",
     "pred_order",
     "tree_leave",
     "unpack_row",

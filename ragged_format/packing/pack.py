@@ -31,7 +31,7 @@ CHOICES = {
     "packing": ("tree", "sequence"),
     "fork": ("token", "transition"),
     "null_advantage": ("error", "keep"),
-    "tail": ("keep", "drop"),
+    "tail": ("keep", "drop", "open"),
 }
 MAX_TOKENS = 2**31 - 1  # positions and lengths of a packed row are int32
 

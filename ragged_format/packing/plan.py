@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,42 +12,32 @@ import pyarrow as pa
 
 from ragged_format.canonical import as_batch
 from ragged_format.errors import PackingError
-from ragged_format.lists import ranges
-from ragged_format.packing.bins import (
-    FULL,
-    Row,
-    Window,
-    clusters,
-    even_out,
-    fill_gaps,
-    form_rows,
-    spread,
-)
-from ragged_format.packing.deal import PlannedRow, deal, grouped, split_heaviest
-from ragged_format.packing.exchange import even_steps
-from ragged_format.packing.forest import Fork, Keys, common_prefixes
 from ragged_format.packing.layout import layout_of
 from ragged_format.packing.pack import Packing, check_choice, scored_tokens
+from ragged_format.packing.planner import Planner, Sorter, Tail
+from ragged_format.packing.sharing import ShareRules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ragged_format.lists import Int64
-    from ragged_format.packing.sharing import ShareRules
+    from ragged_format.packing.deal import PlannedRow
+    from ragged_format.packing.forest import Fork
+    from ragged_format.schema import RaggedSchema
 
-__all__ = ["Plan", "plan_rows"]
+__all__ = ["Plan", "deal_rows", "plan_rows", "planning_columns"]
 
-Tail = Literal["keep", "drop"]
-# An unfilled row of more samples than so many windows (of at least 4096 samples each) have is
-# not planned again: the cost of each window would be that of many.
-CARRIED = 1
-# Rows of the last steps that are taken apart to make even ones with the rows left over.
-MOST_TAIL = 512
+# Samples of a row that goes into the next window, at most; more, where windows are larger. The cost
+# of each window would else be that of many.
+LEAST_CARRIED = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Rows for every rank, and what became of every sample.
 
-    Each sample number is in exactly one of `rows`, `without_target`, `oversize` and `dropped`.
+    Each sample number is in exactly one of `rows`, `without_target`, `oversize`, `dropped` and
+    `open_rows`.
 
     Attributes
     ----------
@@ -61,6 +50,8 @@ class Plan:
     without_target, oversize, dropped : (k,) int64
         Samples in no row: nothing in them is scored; longer than the budget; left over by
         ``tail="drop"``.
+    open_rows : list of (k,) int64
+        Rows of ``tail="open"`` that make no whole step, fewer than `ranks`.
     num_samples, token_budget, ranks : int
         As given.
     """
@@ -76,6 +67,7 @@ class Plan:
     num_samples: int
     token_budget: int
     ranks: int
+    open_rows: list[Int64] = field(default_factory=list)
 
     def for_rank(self, rank: int) -> list[Int64]:
         """Return the rows of one rank, in step order."""
@@ -174,10 +166,10 @@ def plan_rows(
         A cluster that fits into a row is split to fill the gaps of others only where a moved part
         repeats at most this many times as many tokens of prefix as it moves; 0 splits none. More
         gives fuller rows and more tokens in all.
-    tail : {"keep", "drop"}
+    tail : {"keep", "drop", "open"}
         What to do with rows that make no whole step at the end: split rows so that they do (where
-        there are too few samples for that the last step is short: ``missing_rows``), or leave them
-        out (``dropped``).
+        there are too few samples for that the last step is short: ``missing_rows``), leave them
+        out (``dropped``), or return them for :func:`deal_rows` (``open_rows``).
 
     Raises
     ------
@@ -202,207 +194,128 @@ def plan_rows(
     >>> [row.tolist() for row in plan.rows], plan.unique_tokens.tolist()
     ([[0, 2], [1]], [5, 3])
     """
-    check_choice("packing", packing)
-    check_choice("fork", fork)
-    check_choice("tail", tail)
-    for name, value in (("token_budget", token_budget), ("ranks", ranks), ("window", window)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise PackingError(f"{name} is a positive integer", expected=">= 1", got=value)
+    if not isinstance(window, int | np.integer) or window < 1:
+        raise PackingError("window is a positive integer", expected=">= 1", got=window)
     if not max_repeat >= 0:
         raise PackingError("max_repeat is not negative", expected=">= 0", got=max_repeat)
-    samples = as_batch(samples) if not isinstance(samples, pa.Table) else samples
-    rules = layout_of(samples.schema).rules
-    batch = _planning_columns(samples, rules)
-    scored = scored_tokens(batch)
-    lengths, targets = np.diff(scored.offsets), np.diff(scored.bounds)
-    has_target = targets > 0
-    fits = lengths <= token_budget
-    if packing == "sequence":
-        source = None
-    else:
-        keys = rules.keys(batch, scored.tokens, scored.offsets, within_group=within_group)
-        source = _Sorter(keys, scored.offsets, lengths, fork)
-    carried = CARRIED * max(window, 4096)
-    planner = _Planner(source, lengths, token_budget, ranks, max_repeat, carried)
-    planned = np.flatnonzero(has_target & fits)
+    job = _Planning(
+        samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
+        max_repeat=max_repeat, carried=max(window, LEAST_CARRIED), tail=tail,
+    )  # fmt: skip
+    planned = np.flatnonzero(job.has_target & job.fits)
     # Windows of equal size: a small last one would give rows that are hard to fill.
     windows = np.array_split(planned, -(-len(planned) // window)) if len(planned) else []
     for number, chosen in enumerate(windows, 1):
-        planner.add(chosen, last=number == len(windows))
-    rows, dropped = planner.finish(tail)
-    return Plan(
-        rows=[np.sort(row.samples) for row in rows],
-        unique_tokens=np.array([row.unique_tokens for row in rows], np.int64),
-        tokens=np.array([row.lengths.sum() for row in rows], np.int64),
-        targets=np.array([targets[row.samples].sum() for row in rows], np.int64),
-        load=np.array([row.load for row in rows], np.int64),
-        without_target=np.flatnonzero(~has_target),
-        oversize=np.flatnonzero(has_target & ~fits),
-        dropped=np.sort(np.concatenate([np.zeros(0, np.int64), *(r.samples for r in dropped)])),
-        num_samples=batch.num_rows,
-        token_budget=token_budget,
-        ranks=ranks,
-    )
+        job.planner.add(chosen, last=number == len(windows))
+    return job.plan()
 
 
-def _planning_columns(samples: pa.RecordBatch | pa.Table, rules: ShareRules) -> pa.RecordBatch:
-    """Return the columns that planning reads, as one batch."""
-    names = {"input_ids", "completion_mask"}
-    names |= {column.name for column in (*rules.token_keys, *rules.record_keys, *rules.media)}
+def deal_rows(
+    samples: pa.RecordBatch | pa.Table,
+    rows: Iterable[npt.ArrayLike],
+    token_budget: int,
+    ranks: int = 1,
+    *,
+    packing: Packing = "tree",
+    fork: Fork = "token",
+    within_group: bool = False,
+    max_repeat: float = 1.0,
+    tail: Tail = "keep",
+) -> Plan:
+    """Deal rows that are formed already to ranks: those that several plans left open.
+
+    Parameters
+    ----------
+    samples : pyarrow.RecordBatch or pyarrow.Table
+        The samples of all rows and no others; all of them have a target.
+    rows : iterable of (k,) int
+        Sample numbers of each row, of at most `token_budget` unique tokens.
+    token_budget, ranks, packing, fork, within_group, max_repeat, tail
+        As for :func:`plan_rows`.
+
+    Raises
+    ------
+    PackingError
+        A number out of range or an unknown choice (``RF-P001``).
+    """
+    job = _Planning(
+        samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
+        max_repeat=max_repeat, carried=0, tail=tail,
+    )  # fmt: skip
+    for row in rows:
+        job.planner.adopt(np.sort(np.asarray(row, np.int64)))
+    return job.plan()
+
+
+class _Planning:
+    """Checked arguments, what is known of the samples, and the planner."""
+
+    def __init__(
+        self, samples: pa.RecordBatch | pa.Table, token_budget: int, ranks: int, *,
+        packing: Packing, fork: Fork, within_group: bool, max_repeat: float, carried: int,
+        tail: Tail,
+    ) -> None:  # fmt: skip
+        check_choice("packing", packing)
+        check_choice("fork", fork)
+        check_choice("tail", tail)
+        for name, value in (("token_budget", token_budget), ("ranks", ranks)):
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise PackingError(f"{name} is a positive integer", expected=">= 1", got=value)
+        samples = as_batch(samples) if not isinstance(samples, pa.Table) else samples
+        rules = layout_of(samples.schema).rules
+        batch = _planning_batch(samples, rules)
+        scored = scored_tokens(batch)
+        self.lengths, self.targets = np.diff(scored.offsets), np.diff(scored.bounds)
+        self.has_target = self.targets > 0
+        self.fits = self.lengths <= token_budget
+        self.budget, self.ranks, self.tail = token_budget, ranks, tail
+        if packing == "sequence":
+            source = None
+        else:
+            keys = rules.keys(batch, scored.tokens, scored.offsets, within_group=within_group)
+            source = Sorter(keys, scored.offsets, self.lengths, fork)
+        self.planner = Planner(source, self.lengths, token_budget, ranks, max_repeat, carried)
+
+    def plan(self) -> Plan:
+        rows, left = self.planner.finish(self.tail)
+        lost = [row.samples for row in left] if self.tail == "drop" else []
+        return Plan(
+            rows=[np.sort(row.samples) for row in rows],
+            unique_tokens=_each(rows, lambda row: row.unique_tokens),
+            tokens=_each(rows, lambda row: row.lengths.sum()),
+            targets=_each(rows, lambda row: self.targets[row.samples].sum()),
+            load=_each(rows, lambda row: row.load),
+            without_target=np.flatnonzero(~self.has_target),
+            oversize=np.flatnonzero(self.has_target & ~self.fits),
+            dropped=np.sort(np.concatenate([np.zeros(0, np.int64), *lost])),
+            num_samples=len(self.lengths),
+            token_budget=self.budget,
+            ranks=self.ranks,
+            open_rows=[np.sort(row.samples) for row in left] if self.tail == "open" else [],
+        )
+
+
+def _each(rows: list[PlannedRow], value: Callable[[PlannedRow], Any]) -> Int64:
+    return np.array([value(row) for row in rows], np.int64)
+
+
+def planning_columns(schema: RaggedSchema) -> list[str]:
+    """Return the columns of profile ``sample`` that planning reads."""
+    return _planning_columns(schema.columns, ShareRules.of(schema))
+
+
+def _planning_columns(names: Iterable[str], rules: ShareRules) -> list[str]:
+    wanted = {"input_ids", "completion_mask"}
+    wanted |= {column.name for column in (*rules.token_keys, *rules.record_keys, *rules.media)}
     if rules.group is not None:
-        names.add(rules.group.name)
-    chosen = samples.select([name for name in samples.schema.names if name in names])
+        wanted.add(rules.group.name)
+    return [name for name in names if name in wanted]
+
+
+def _planning_batch(samples: pa.RecordBatch | pa.Table, rules: ShareRules) -> pa.RecordBatch:
+    """Return the columns that planning reads, as one batch."""
+    chosen = samples.select(_planning_columns(samples.schema.names, rules))
     if isinstance(chosen, pa.RecordBatch):
         return chosen
     batches = chosen.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=chosen.schema)
-
-
-class _Sorter:
-    """Sorts samples by prefix."""
-
-    def __init__(self, keys: Keys, offsets: Int64, lengths: Int64, fork: Fork) -> None:
-        self.keys, self.offsets, self.lengths, self.fork = keys, offsets, lengths, fork
-
-    def __call__(self, samples: Int64) -> tuple[Int64, Int64]:
-        parts = self.keys.parts
-        keys = Keys(
-            self.keys.tokens,
-            self.keys.compared,
-            None if parts is None else [parts[i] for i in samples.tolist()],
-        )
-        order, shared = common_prefixes(
-            keys, self.offsets[samples].tolist(), self.lengths[samples].tolist(), self.fork
-        )
-        return samples[np.array(order, np.int64)], np.array(shared, np.int64)
-
-
-class _Planner:
-    """Forms rows window by window and groups them into steps."""
-
-    def __init__(
-        self,
-        sort: _Sorter | None,
-        lengths: Int64,
-        budget: int,
-        ranks: int,
-        max_repeat: float,
-        most_carried: int,
-    ) -> None:
-        self.sort, self.lengths, self.budget, self.ranks = sort, lengths, budget, ranks
-        self.max_repeat, self.most_carried = max_repeat, most_carried
-        self.rows: list[PlannedRow] = []
-        self.carried = np.zeros(0, np.int64)
-
-    def add(self, samples: Int64, *, last: bool) -> None:
-        """Plan one window; all of its rows are there after the last."""
-        rows = self.form(np.sort(np.concatenate([self.carried, samples])))
-        if not last:
-            emptiest = min(rows, key=lambda row: (row.unique_tokens, row.first))
-            few = len(emptiest.samples) <= self.most_carried
-            if few and emptiest.unique_tokens < FULL * self.budget:
-                rows = [row for row in rows if row is not emptiest]
-                self.carried = emptiest.samples
-            else:
-                self.carried = np.zeros(0, np.int64)
-        self.rows += rows
-
-    def sorted(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Return samples in prefix order, and what each shares with the one before."""
-        if self.sort is None:
-            return samples, np.zeros(len(samples), np.int64)
-        return self.sort(samples)
-
-    def window(self, samples: Int64) -> tuple[Int64, Window]:
-        """Return samples in prefix order, and the window they make."""
-        order, shared = self.sorted(samples)
-        return order, Window(self.lengths[order], shared)
-
-    def form(self, samples: Int64) -> list[PlannedRow]:
-        """Return the rows of one window."""
-        order, window = self.window(samples)
-        rows = form_rows(window, self.budget)
-        rows = fill_gaps(window, rows, self.budget, max_repeat=self.max_repeat)
-        rows = even_out(window, rows, self.budget, max_repeat=self.max_repeat)
-        return _planned(order, window, rows)
-
-    def finish(self, tail: Tail) -> tuple[list[PlannedRow], list[PlannedRow]]:
-        """Return all rows, step by step, and those that are left out."""
-        steps, left = self.even_steps(self.rows)
-        if tail == "keep" and left:
-            steps, left = self.with_tail(steps, left), []
-        return [row for step in deal(steps, self.ranks) for row in step], left
-
-    def even_steps(self, rows: list[PlannedRow]) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
-        """Return rows in steps of even load, the heaviest first, and the rows left over."""
-        steps, left = grouped(rows, self.ranks)
-        even_steps(steps, self.window, self.budget)
-        return steps, left
-
-    def with_tail(
-        self, steps: list[list[PlannedRow]], left: list[PlannedRow]
-    ) -> list[list[PlannedRow]]:
-        """Return steps that hold the rows left over too.
-
-        The last steps are taken apart with them: as many as are needed for one sample per row, and
-        more where that takes time from the whole.
-        """
-        taken = 0
-        while taken < len(steps) and _spare_samples(left) < -len(left) % self.ranks:
-            taken += 1
-            left = [*left, *steps[-taken]]
-        best = self.tail_steps(left)
-        sizes = [taken or 1]
-        while sizes[-1] < len(steps) and sizes[-1] * self.ranks < MOST_TAIL:
-            sizes.append(min(2 * sizes[-1], len(steps)))
-        for more in sizes[taken > 0 :]:
-            between = steps[len(steps) - more : len(steps) - taken]
-            wider = [*left, *(row for step in between for row in step)]
-            other = self.tail_steps(wider)
-            if sum(map(_slowest, other)) < sum(map(_slowest, [*between, *best])):
-                taken, left, best = more, wider, other
-        return steps[: len(steps) - taken] + best
-
-    def tail_steps(self, pool: list[PlannedRow]) -> list[list[PlannedRow]]:
-        """Return rows as whole steps; the last is short where samples do not suffice."""
-        steps, short = self.even_steps(self.even_tail(pool))
-        return [*steps, *([short] if short else [])]
-
-    def even_tail(self, pool: list[PlannedRow]) -> list[PlannedRow]:
-        """Make of rows a multiple of the ranks, or one per sample where samples do not suffice."""
-        count = min(len(pool) + -len(pool) % self.ranks, len(pool) + _spare_samples(pool))
-        order, window = self.window(np.sort(np.concatenate([row.samples for row in pool])))
-        everything = [Row(0, [(0, len(order))])]
-        joined = _planned(order, window, everything)[0]
-        ways = [split_heaviest(pool, count)]
-        # Cutting all samples anew is more even, unless loads and tokens disagree too much to fit.
-        ways.append(joined.split(count))
-        runs = clusters(window, self.budget, joined.load / count)
-        ways.append(_planned(order, window, spread(window, runs, count, self.budget, share=1.0)))
-        fitting = [
-            rows
-            for rows in ways
-            if len(rows) == count and max(row.unique_tokens for row in rows) <= self.budget
-        ]
-        return min(fitting, key=lambda rows: sorted((row.load for row in rows), reverse=True))
-
-
-def _slowest(step: list[PlannedRow]) -> int:
-    return max(row.load for row in step)
-
-
-def _planned(order: Int64, window: Window, rows: list[Row]) -> list[PlannedRow]:
-    runs = np.array([run for row in rows for run in sorted(row.runs)], np.int64).reshape(-1, 2)
-    held = ranges(runs[:, 0], runs[:, 1] - runs[:, 0])
-    ends = np.cumsum([sum(end - first for first, end in row.runs) for row in rows])
-    common = np.zeros(len(held), np.int64)
-    common[1:] = window.common(held[:-1], held[1:])
-    common[ends[:-1]] = 0
-    samples, lengths = order[held], window.lengths[held]
-    parts = [slice(*bounds) for bounds in pairwise([0, *ends.tolist()])]
-    return [PlannedRow(samples[part], lengths[part], common[part]) for part in parts]
-
-
-def _spare_samples(rows: list[PlannedRow]) -> int:
-    """Return how many rows more these could be."""
-    return sum(len(row.samples) - 1 for row in rows)

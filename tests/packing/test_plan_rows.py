@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.prefix_trie import SCHEMA, batch_of, random_samples, sharing_samples, structure
 
 import ragged_format as rf
-from ragged_format.packing import Plan, pack_row, plan_rows
+from ragged_format.packing import Plan, deal_rows, pack_row, plan_rows
 from ragged_format.packing import plan as planning
 from ragged_format.packing.attention import attention_mask
 from ragged_format.packing.bins import Row, Window, spread
@@ -329,6 +329,31 @@ def test_many_small_samples_take_steps_in_proportion(kind, monkeypatch):
 def test_a_row_of_very_many_samples_does_not_go_on(monkeypatch):
     samples = batch_of([{"tokens": [1, 2], "mask": [0, 1]}] * 60)
     assert len(plan_rows(samples, 9, window=20).rows) == 1
-    monkeypatch.setattr(planning, "CARRIED", 0)
+    monkeypatch.setattr(planning, "LEAST_CARRIED", 0)
     plan = plan_rows(samples, 9, window=20)
-    assert sorted(len(row) for row in plan.rows) == [20, 20, 20]
+    assert sorted(len(row) for row in plan.rows) == [20, 40]
+
+
+@given(
+    samples=sharing_samples(max_samples=14), budget=st.integers(1, 20), ranks=st.integers(1, 4),
+    options=OPTIONS,
+)  # fmt: skip
+def test_rows_left_open_are_dealt_later(samples, budget, ranks, options):
+    batch = batch_of(samples)
+    tail = options["tail"]
+    plan = plan_rows(batch, budget, ranks, **options | {"tail": "open"})
+    assert len(plan.open_rows) < ranks
+    assert len(plan.rows) % ranks == 0
+    assert not len(plan.dropped)
+    # Of several parts of the data: here the same part twice.
+    held = [np.concatenate([np.zeros(0, np.int64), *plan.open_rows])] * 2
+    left = pa.Table.from_batches([rf.take(batch, part) for part in held])
+    cuts = np.cumsum([0, *(len(row) for row in plan.open_rows * 2)]).tolist()
+    rows = [np.arange(*bounds) for bounds in pairwise(cuts)]
+    names = ("packing", "fork", "within_group", "max_repeat")
+    chosen = {name: options[name] for name in names}
+    dealt = deal_rows(left, rows, budget, ranks, tail=tail, **chosen)
+    placed = [i for row in dealt.rows for i in row.tolist()]
+    assert sorted([*placed, *dealt.dropped.tolist()]) == list(range(len(left)))
+    assert (dealt.unique_tokens <= budget).all()
+    _check_ranks(dealt, tail, len(left))
