@@ -105,7 +105,8 @@ def fitted(text: str, width: float, size: float = FONT) -> str:
     >>> fitted("environment", 40), fitted("math", 40)
     ('env…', 'math')
     """
-    if text_width(text, size) <= width:
+    whole, text = text, text[: int(width) + 1]  # no letter is narrower than a pixel
+    if text == whole and text_width(text, size) <= width:
         return text
     while text and text_width(text + "…", size) > width:
         text = text[:-1]

@@ -127,8 +127,9 @@ class Statistics:
 
     def _measure(self, name: str, array: pa.Array, samples: Samples) -> None:
         axis = self.schema[name].axis
-        self.bytes[name] += array.nbytes
         values = array if axis == RECORD else samples.flat(name).values
+        # Without null bitmaps and the last offset, so that no division of the data changes it.
+        self.bytes[name] += _bytes(values) + (0 if axis == RECORD else 8 * len(array))
         self.nulls[name] += values.null_count
         if next(iter(self.schema.on(axis))).name == name:
             self.elements[axis] = self.elements.get(axis, 0) + len(values)
@@ -237,6 +238,15 @@ class Statistics:
         for name, tally in tallies.items():
             data[name]["histogram"] = histogram(tally)
         return data | {"left_out": self.group_nulls}
+
+
+def _bytes(values: pa.Array) -> int:
+    kind, width = values.type, 1
+    if pa.types.is_fixed_size_list(kind):
+        kind, width = kind.value_type, kind.list_size
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return int(pc.sum(pc.binary_length(values)).as_py() or 0) + 4 * len(values)
+    return len(values) * width * int(kind.bit_width) // 8
 
 
 def _declared(column: Column) -> dict[str, Any]:

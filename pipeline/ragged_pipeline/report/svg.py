@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
+from html import escape as _escape
 
 from ragged_pipeline.report.drawing import FONT, Drawing, Line, Rect, Shape
 
@@ -30,6 +30,11 @@ def svg(drawing: Drawing, *, key: str, title: str, description: str, variant: st
         f'<title id="{key}-t">{escape(title)}</title><desc id="{key}-d">{escape(description)}'
         f"</desc>{body}</svg>"
     )
+
+
+def escape(text: str) -> str:
+    """Return a text for the page, control characters replaced."""
+    return _escape("".join(c if c.isprintable() else "\ufffd" for c in text))
 
 
 def _shape(shape: Shape) -> str:

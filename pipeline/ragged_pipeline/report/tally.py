@@ -25,6 +25,7 @@ _FOLD = np.int64(-1 << (52 - KEPT_BITS))
 _DENSE = 1 << 20
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _WORDS = 1024
+_LETTERS = 200
 
 
 class Tally:
@@ -211,6 +212,8 @@ def _joined(
 class Words:
     """How often each text occurs; beyond 1,024 different ones, those first met are told apart.
 
+    Texts are cut to 200 letters.
+
     Guarantees: merged in the order of the data, the result is the same for any division of it
     into the same parts.
 
@@ -232,7 +235,10 @@ class Words:
         for word, count in zip(words, often, strict=True):
             if word is None:
                 self.null += count
-            elif word in self.counts or len(self.counts) < _WORDS:
+                continue
+            if len(word) > _LETTERS:
+                word = word[:_LETTERS] + "…"
+            if word in self.counts or len(self.counts) < _WORDS:
                 self.counts[word] = self.counts.get(word, 0) + count
             else:
                 self.others += count

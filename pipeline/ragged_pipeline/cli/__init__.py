@@ -1,0 +1,1 @@
+"""Commands of ``ragged`` that run jobs, one module each."""

@@ -1,0 +1,208 @@
+"""Reading for a report: every kind of source, in parts, in several processes."""
+
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ragged_format as rf
+from ragged_format.cli import app
+from ragged_format.testing import rollouts
+from ragged_pipeline.report import collect, report
+from ragged_pipeline.report.groups import Groups
+from ragged_pipeline.report.tally import LIMIT, Tally, Words
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return [
+        rollouts(
+            np.random.default_rng(seed),
+            num_samples=20,
+            vocab_size=400,
+            prompt_length=9,
+            response_length=9,
+            group_size=4,
+            max_candidates=30,
+            prefix=f"s{seed}",
+        )
+        for seed in range(4)
+    ]
+
+
+@pytest.fixture(scope="module")
+def dataset(samples, tmp_path_factory):
+    """Four shards of several batches each."""
+    path = tmp_path_factory.mktemp("parts") / "data"
+    for number, batch in enumerate(samples):
+        mode = "append" if number else "error"
+        with rf.Writer(path, batch.schema, mode=mode, batch_rows=6) as writer:
+            writer.write(batch)
+    return path
+
+
+def figures(source, **options):
+    """All figures but what names the source."""
+    found = dict(report(source, **options).statistics)
+    found.pop("source")
+    return json.dumps(found)
+
+
+def test_figures_are_the_same_for_any_number_of_workers(dataset):
+    assert figures(dataset, workers=1) == figures(dataset, workers=2) == figures(dataset, workers=3)
+
+
+def test_large_shards_are_read_in_parts(dataset, monkeypatch):
+    whole = figures(dataset, workers=1)
+    monkeypatch.setattr(collect, "PART_BYTES", 10_000)
+    monkeypatch.setattr(collect, "SLICE_BYTES", 3_000)
+    parts = collect.parts_of(rf.Dataset(dataset))
+    assert len(parts) > 8
+    assert [part.record for part in parts] == np.cumsum([0, *[p.rows for p in parts]])[:-1].tolist()
+    # Sums of a group's rewards are the only figures that could differ in their last bit.
+    assert figures(dataset, workers=1) == whole
+    assert figures(dataset, workers=2) == whole
+
+
+def test_every_kind_of_source_gives_the_same_figures(samples, dataset, tmp_path):
+    whole = figures(dataset)
+    rf.write_file(tmp_path / "file.arrow", samples)
+    with rf.Writer(tmp_path / "compact", samples[0].schema, encoding="compact") as writer:
+        for batch in samples:
+            writer.write(batch)
+    rf.write_stream(tmp_path / "stream.arrows", samples)
+    assert figures(tmp_path / "file.arrow") == whole
+    assert figures(tmp_path / "compact") == whole
+    shard = tmp_path / "compact" / rf.Dataset(tmp_path / "compact").shards[0].name
+    assert figures(shard) == whole
+    assert figures(tmp_path / "stream.arrows") == whole
+    assert figures(io.BytesIO((tmp_path / "stream.arrows").read_bytes())) == whole
+
+
+def test_a_missing_shard_is_named_from_a_worker(dataset, tmp_path):
+    copied = tmp_path / "data"
+    copied.mkdir()
+    for file in dataset.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    (copied / rf.Dataset(copied).shards[2].name).unlink()
+    with pytest.raises(rf.MissingShardError) as caught:
+        report(copied, workers=2)
+    assert caught.value.code == "RF-C006"
+
+
+class Deadly(rf.Dataset):
+    """A dataset whose worker dies when it gets it."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_worker_that_dies_is_an_error_and_no_hang(dataset):
+    with pytest.raises(rf.RaggedError) as caught:
+        report("x", opened=Deadly(dataset), workers=2)
+    assert caught.value.code == "RF-J002"
+    assert "exit status 3" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["ranks", "token_budget", "batch_size", "workers", "row"])
+@pytest.mark.parametrize("value", [-1, 1.5, "a", True], ids=repr)
+def test_wrong_options_are_refused(dataset, option, value):
+    with pytest.raises(rf.LimitExceededError):
+        report(dataset, **{option: value})
+
+
+def test_progress_counts_every_record(dataset):
+    seen = []
+    report(dataset, progress=seen.append)
+    assert sum(seen) == 80
+
+
+def test_a_tally_folds_alike_however_it_is_divided():
+    rng = np.random.default_rng(0)
+    numbers = rng.integers(0, 1 << 40, 3 * LIMIT)
+    whole = Tally()
+    whole.add(numbers)
+    parts = [Tally() for _ in range(7)]
+    for tally, part in zip(parts, np.array_split(numbers, 7), strict=True):
+        tally.add(part)
+    merged = Tally()
+    for tally in reversed(parts):
+        merged.merge(tally)
+    assert merged.to_json() == whole.to_json()
+    assert (merged.values == whole.values).all()
+    assert not whole.is_exact
+    assert len(whole.values) < LIMIT
+    assert whole.total == int(numbers.sum())
+    exact = np.sort(numbers)
+    for share in (0.05, 0.5, 0.99):
+        assert whole.quantile(share) == pytest.approx(exact[int(share * len(exact))], rel=0.01)
+
+
+def test_many_groups_become_a_sample_of_whole_groups(monkeypatch):
+    monkeypatch.setattr("ragged_pipeline.report.groups.LIMIT", 100)
+    rng = np.random.default_rng(0)
+    keys = rng.integers(0, 1 << 63, 1000, dtype=np.uint64) * 2
+    rewards = rng.normal(size=(4, 1000))
+    whole, first, second = Groups(), Groups(), Groups()
+    for part in rewards:
+        whole.add(keys, part)
+    first.add(keys, rewards[0])
+    first.add(keys, rewards[1])
+    second.add(keys, rewards[2])
+    second.add(keys[::-1], rewards[3][::-1])
+    first.merge(second)
+    assert whole.level >= 3
+    assert first.level == whole.level
+    table = whole.table
+    assert 0 < len(table["count"]) <= 100
+    assert (table["count"] == 4).all()
+    kept = np.sort(keys)[: len(table["count"])]
+    order = {int(key): place for place, key in enumerate(keys)}
+    expected = [rewards[:, order[int(key)]].mean() for key in kept]
+    np.testing.assert_allclose(table["mean"], expected)
+    np.testing.assert_allclose(first.table["mean"], expected)
+
+
+def test_words_beyond_the_limit_are_counted_together():
+    words = Words()
+    words.add([f"w{i}" for i in range(2000)], [1] * 2000)
+    data = words.to_json()
+    assert len(data["values"]) == 1024
+    assert data["others"] == 976
+    assert words.total == 2000
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_command_writes_a_page_pictures_and_figures(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("report", dataset)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert "page: report.html" in done.output
+
+    done = invoke("report", dataset, "other.html", "--json", "--ranks", 2, "--workers", 2)
+    data = json.loads(done.stdout)
+    assert (data["command"], data["ok"], data["html"]) == ("report", True, "other.html")
+    assert data["totals"]["records"] == 80
+    assert (tmp_path / "other.html").exists()
+
+
+def test_command_prints_figures_alone_or_the_page(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(invoke("report", dataset, "--json").stdout)["html"] is None
+    done = invoke("report", dataset, "-")
+    assert done.stdout.startswith("<!doctype html>")
+    assert "80 samples" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_reports_errors(tmp_path):
+    done = invoke("report", tmp_path / "nowhere", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["code"] == "RF-C008"
