@@ -11,10 +11,14 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ragged_format.arguments import check_integer, column_names, list_of
+from ragged_format.canonical import as_batches
+from ragged_format.decoding import iter_batches
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD
 from ragged_format.torch.arena import Slot, allocate, allocate_here
+from ragged_format.torch.arguments import usable_device
 from ragged_format.torch.columns import ArenaColumns
 from ragged_format.torch.gather import Measured, Runs, measure, whole, write
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, round_up
@@ -110,14 +114,14 @@ class RaggedBatch(ArenaColumns):
     @classmethod
     def from_arrow(
         cls,
-        data: pa.RecordBatch | Iterable[pa.RecordBatch],
+        data: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch],
         columns: Iterable[str] | None = None,
     ) -> Self:
         """Return record batches of one schema as one batch in an arena of its own; a copy.
 
         Parameters
         ----------
-        data : RecordBatch or iterable of RecordBatch
+        data : RecordBatch, Table or iterable of RecordBatch
             At least one, with this format's schema metadata.
         columns : iterable of str, optional
             The columns wanted; the counts that their axes need are added. Default: all.
@@ -129,11 +133,15 @@ class RaggedBatch(ArenaColumns):
         InvariantError
             Lists are broken or disagree in length; values are not checked.
         """
-        batches = [data] if isinstance(data, pa.RecordBatch) else list(data)
+        batches = list(as_batches(data) if isinstance(data, pa.Table) else iter_batches(data))
         if not batches:
-            raise SchemaMismatchError("at least one record batch is needed", expected=">= 1", got=0)
+            raise SchemaMismatchError(
+                "at least one record batch is needed", expected=">= 1", got=0,
+                remedy="pass an empty batch of the schema for no records",
+            )  # fmt: skip
         schema = parse_schema(batches[0].schema)
-        plan = plan_of(schema if columns is None else schema.select(columns))
+        names = column_names(columns)
+        plan = plan_of(schema if names is None else schema.select(names))
         views = [
             open_view(batch, plan, Where(batch=number)) for number, batch in enumerate(batches)
         ]
@@ -153,9 +161,12 @@ class RaggedBatch(ArenaColumns):
         """
         if isinstance(batches, cls):
             return batches
-        parts = list(batches)
+        parts = list_of("batches", RaggedBatch, batches)
         if not parts:
-            raise SchemaMismatchError("at least one batch is needed", expected=">= 1", got=0)
+            raise SchemaMismatchError(
+                "at least one batch is needed", expected=">= 1", got=0,
+                remedy="pass the batches of a dataset, such as dataset[0]",
+            )  # fmt: skip
         plan = parts[0].plan
         for number, part in enumerate(parts):
             if part.plan is not plan and part.schema != plan.schema:
@@ -244,6 +255,7 @@ class RaggedBatch(ArenaColumns):
         counts, host = self.rows(axis)
         if width is None:
             width = int(host.max()) if len(host) else 0
+        check_integer("width", width, 0)
         columns = torch.arange(round_up(width, multiple_of), device=self.device)
         return columns < counts.to(torch.int64)[:, None]
 
@@ -278,11 +290,17 @@ class RaggedBatch(ArenaColumns):
 
         With ``non_blocking`` from pinned memory the copy runs on the current stream; the memory of
         this batch is not reused before it has finished.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            There is no such device (``RF-V002``).
         """
-        target = torch.device(device) if not isinstance(device, torch.device) else device
-        if self.device == target or (
-            self.device.type == target.type and target.index is None
-        ):  # fmt: skip
+        if device == self.device:
+            return self
+        target = usable_device(device)
+        unnumbered = torch.device(device).index is None and self.device.type == target.type
+        if self.device == target or unnumbered:
             return self
         arena = self.arena.to(target, non_blocking=non_blocking)
         if self._slot is not None and arena.is_cuda:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ragged_format.arguments import shown
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.lists import offsets_of
 from ragged_format.schema import RECORD
@@ -80,6 +81,8 @@ class ArenaColumns:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a column flat: (t,) or (t, *shape); for text its UTF-8 bytes, (bytes,) uint8."""
+        if not isinstance(name, str):
+            self.schema[name]  # raises, naming the columns that there are
         return self._tensor("values", name)
 
     def valid(self, name: str) -> Tensor:
@@ -182,7 +185,7 @@ class ArenaColumns:
         return array
 
     def _part(self, arena: Tensor, kind: Kind, name: str) -> Tensor:
-        if name not in self.schema and kind != "offsets":
+        if kind != "offsets" and name not in self.schema:
             self.schema[name]  # raises, naming the columns that there are
         number = self.plan.index[kind, name]
         part = self.plan.parts[number]
@@ -194,7 +197,8 @@ class ArenaColumns:
     def _axis(self, axis: str) -> str:
         if axis not in self.plan.axes or axis == RECORD:
             raise SchemaMismatchError(
-                "the batch has no such axis below the record", code="RF-S006",
-                expected=", ".join(name for name in self.plan.axes if name != RECORD), got=axis,
+                "the batch has no such axis below the record", code="RF-S006", got=shown(axis),
+                expected=", ".join(name for name in self.plan.axes if name != RECORD),
+                remedy="load a column that lies on it",
             )  # fmt: skip
         return axis

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from ragged_format.errors import StateMismatchError
+from ragged_format.arguments import column_names
+from ragged_format.errors import OutOfRangeError, StateMismatchError
+from ragged_format.torch.arguments import indices_array
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.forks import check_fork
 from ragged_format.torch.source import Records, SourceLike, open_random_access
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ragged_format.schema import RaggedSchema
 
 __all__ = ["RaggedDataset"]
@@ -72,7 +76,7 @@ class RaggedDataset(Dataset[RaggedBatch]):
         verify: bool = False,
     ) -> None:
         self._source = source
-        self._columns = None if columns is None else tuple(columns)
+        self._columns = column_names(columns)
         self._verify = verify
         opened = open_random_access(source, verify=verify)
         self._records = Records(opened, self._columns)
@@ -87,8 +91,21 @@ class RaggedDataset(Dataset[RaggedBatch]):
         return self._records.num_rows
 
     def __getitem__(self, index: int) -> RaggedBatch:
-        """Return one record; a negative index counts from the end."""
-        return self.__getitems__([index + len(self) if index < 0 else index])
+        """Return one record; a negative index counts from the end.
+
+        Raises
+        ------
+        LimitExceededError
+            There is no such record, or the index is no integer (``RF-L002``).
+        """
+        try:
+            position = operator.index(index)
+        except TypeError as err:
+            raise OutOfRangeError(
+                "an index is an integer", expected=f"{-len(self)} <= index < {len(self)}",
+                got=repr(index), remedy="use dataset.__getitems__ for a list of indices",
+            ) from err  # fmt: skip
+        return self.__getitems__([position + len(self) if position < 0 else position])
 
     def __getitems__(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> RaggedBatch:
         """Return these records, in this order, as one batch.
@@ -96,10 +113,10 @@ class RaggedDataset(Dataset[RaggedBatch]):
         Raises
         ------
         LimitExceededError
-            An index lies outside the dataset (``RF-L002``).
+            An index is negative, lies outside the dataset or is no integer (``RF-L002``).
         """
         check_fork()
-        wanted = np.asarray(indices, np.int64)
+        wanted = indices_array(indices)
         self._records.check(wanted)
         runs = self._records.singles(self._records.locate(wanted))
         return RaggedBatch.from_runs(self._records.plan, runs)

@@ -15,6 +15,7 @@ parts, the schema and the loader's state, and goes on with the arena.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -24,6 +25,7 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 
+from ragged_format.canonical import as_batch
 from ragged_format.errors import HandOverError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.torch.arena import aligned, allocate
@@ -139,13 +141,19 @@ def scatter_rows(
         return world.receive(_check)
     if rows is None:
         return world.send_all(Header(PROTOCOL, _END, 0, 0, 0), "")
-    wanted = list(range(world.size)) if row_of is None else list(row_of)
-    if len(wanted) != world.size or (row_of is None and len(rows) != world.size) or not all(
-        0 <= row < len(rows) for row in wanted
+    try:
+        wanted = [*map(operator.index, range(world.size) if row_of is None else row_of)]
+        number = len(rows)
+    except TypeError:
+        wanted, number = [], -1
+    if len(wanted) != world.size or (row_of is None and number != world.size) or not all(
+        0 <= row < number for row in wanted
     ):  # fmt: skip
+        have = f"{number} rows" if number >= 0 else f"a {type(rows).__name__}"
         return world.fail(LimitExceededError(
-            "every process gets one of the rows", expected=f"{world.size} rows",
-            got=f"{len(rows)} rows" if row_of is None else f"{len(rows)} rows, row_of={wanted}",
+            "every process gets one of the rows", expected=f"a list of {world.size} rows",
+            got=have if row_of is None else f"{have}, row_of={row_of}",
+            remedy="pass one row for each process, or say in row_of which each gets",
         ))  # fmt: skip
     try:
         parcels = [
@@ -240,6 +248,7 @@ def _parcel(row: Row, *, own: bool) -> _Parcel:
             return _Parcel(row, torch.empty(0, dtype=torch.uint8))
         plan, view, state = row.plan, row.view(), row.state
     else:
+        row = as_batch(row)
         plan, state = plan_of(parse_schema(row.schema)), None
         if own:
             return _Parcel(RaggedBatch.from_arrow(row), torch.empty(0, dtype=torch.uint8))

@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ragged_format.arguments import check_choice, check_integer, check_number
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
+from ragged_format.torch.arguments import check_scale, check_tensors, counts_array
 from ragged_format.torch.head_autograd import Scores, logits_of, set_scores
 from ragged_format.torch.head_problem import Kernel, Problem, Transform
 
@@ -121,6 +123,8 @@ def support_log_probs(
     >>> log_probs
     tensor([-0.1269, -0.2395])
     """
+    check_choice("entropy_over", entropy_over, ("support", "vocabulary"))
+    _check_results(on_outside, out_dtype)
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
@@ -129,11 +133,6 @@ def support_log_probs(
     scorer.check(hits, on_outside)
     if entropy_over == "vocabulary":
         entropy = scorer.over_vocabulary()[1]
-    elif entropy_over != "support":
-        raise LimitExceededError(
-            "entropy_over has no such choice", expected="'support' or 'vocabulary'",
-            got=entropy_over,
-        )  # fmt: skip
     out = hidden.dtype if out_dtype is None else out_dtype
     return log_probs.to(out), entropy.to(out)
 
@@ -186,6 +185,8 @@ def head_log_probs(
     InvariantError
         As there; or a head's id is no row of the weight (``RF-I014``).
     """
+    check_tensors(head_ids=head_ids, head_counts=head_counts)
+    _check_results(on_outside, out_dtype)
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
@@ -193,7 +194,7 @@ def head_log_probs(
     log_probs, _, log_sum, hits = scorer.over_sets()
     scorer.check(hits, on_outside)
     counts = head_counts.to(hidden.device, torch.int64)
-    host = np.asarray(head_counts.cpu() if host_head_counts is None else host_head_counts, np.int64)
+    host = counts_array(head_counts.cpu() if host_head_counts is None else host_head_counts)
     _check_counts(host, len(target_ids), len(head_ids))
     owner = torch.repeat_interleave(counts, output_size=len(head_ids))
     ids = head_ids.to(hidden.device, torch.int64)
@@ -226,8 +227,15 @@ class _Scorer:
         kernel: str,
     ) -> None:
         _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
+        check_scale("temperature", temperature)
+        check_number("logit_scale", logit_scale)
+        if soft_cap is not None:
+            check_number("soft_cap", soft_cap)
+        check_integer("vocab_start", vocab_start, 0)
+        check_integer("chunk_elements", chunk_elements, 1)
+        check_choice("kernel", kernel, ("auto", *_KERNELS))
         host = candidate_counts.cpu() if host_counts is None else host_counts
-        self.host_counts: HostCounts = np.asarray(host, np.int64)
+        self.host_counts: HostCounts = counts_array(host)
         _check_counts(self.host_counts, len(target_ids), len(candidate_ids))
         device = hidden.device
         self._ids = candidate_ids.to(device, torch.int64)
@@ -290,11 +298,7 @@ def _kernel(kernel: str, hidden: Tensor) -> Kernel:
             "the sparse kernels are for float32 and float64 on CPUs", expected='kernel="auto"',
             got=f"{hidden.dtype} on {hidden.device}",
         )  # fmt: skip
-    if kernel in _KERNELS:
-        return _KERNELS[kernel]
-    raise LimitExceededError(
-        "kernel has no such choice", expected="'auto', 'sparse', 'gather' or 'triton'", got=kernel
-    )
+    return _KERNELS[kernel]
 
 
 def _inverse_temperature(
@@ -309,7 +313,12 @@ def _inverse_temperature(
         return temperature.to(device, dtype).reciprocal()
     value = float(temperature)
     if not value > 0:
-        raise LimitExceededError("a temperature is positive", expected="> 0", got=value)
+        raise LimitExceededError(
+            "a temperature is positive",
+            expected="> 0",
+            got=value,
+            remedy="use 1 for logits as they are",
+        )
     return torch.full((size,), 1.0 / value, dtype=dtype, device=device)
 
 
@@ -322,6 +331,12 @@ def _check(
     candidate_counts: Tensor,
     bias: Tensor | None,
 ) -> None:
+    check_tensors(
+        hidden=hidden, weight=weight, pred_index=pred_index, target_ids=target_ids,
+        candidate_ids=candidate_ids, candidate_counts=candidate_counts,
+    )  # fmt: skip
+    if bias is not None:
+        check_tensors(bias=bias)
     wrong: tuple[str, object, object] | None = None
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         wrong = "hidden (n, h), weight (v, h)", "one h", (tuple(hidden.shape), tuple(weight.shape))
@@ -346,16 +361,27 @@ def _check(
         name, expected, got = wrong
         raise SchemaMismatchError(
             f"{name} do not fit", expected=expected, got=got,
-            remedy="cast hidden to the dtype of weight" if name == "hidden and weight" else None,
+            remedy="cast hidden to the dtype of weight" if name == "hidden and weight" else
+            "pass the columns of one batch",
+        )  # fmt: skip
+
+
+def _check_results(on_outside: str, out_dtype: torch.dtype | None) -> None:
+    check_choice("on_outside", on_outside, ("error", "flag"))
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise SchemaMismatchError(
+            "out_dtype is a dtype", expected="torch.dtype", got=repr(out_dtype),
+            remedy="pass torch.float32, for instance",
         )  # fmt: skip
 
 
 def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:
-    if len(host) != targets or (len(host) and host.min() < 0) or host.sum() != candidates:
+    if host.shape != (targets,) or (len(host) and host.min() < 0) or host.sum() != candidates:
         raise InvariantError(
             "the counts do not describe the candidates", code="RF-I005",
             expected=f"{targets} counts >= 0 that sum to {candidates}",
-            got=f"{len(host)} counts, sum {host.sum()}",
+            got=f"counts of shape {host.shape}, sum {host.sum()}",
+            remedy="pass the counts of these candidates",
         )  # fmt: skip
 
 
@@ -378,10 +404,6 @@ def _check_labels(
 ) -> None:
     if on_outside == "flag":
         return
-    if on_outside != "error":
-        raise LimitExceededError(
-            "on_outside has no such choice", expected="'error' or 'flag'", got=on_outside
-        )
     if bool((hits == 1).all()):
         return
     first = int((hits != 1).nonzero()[0, 0])

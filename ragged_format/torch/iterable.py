@@ -9,12 +9,13 @@ import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ragged_format.arguments import check_integer, column_names
 from ragged_format.errors import LimitExceededError, StateMismatchError
 from ragged_format.parse import parse_schema
 from ragged_format.torch.arena import allocate
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.forks import check_fork
-from ragged_format.torch.reading import Reading, Shuffle, check_range
+from ragged_format.torch.reading import Reading, Shuffle
 from ragged_format.torch.state import Point, parse
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
         verify: bool = False,
     ) -> None:
         self._reading = Reading(
-            source, batch_size, None if columns is None else tuple(columns), token_budget, shuffle,
+            source, batch_size, column_names(columns), token_budget, shuffle,
             block_size, window, seed, rank, world_size, replicas, tail, verify,
         )  # fmt: skip
         self._producer: Producer | None = self._reading.open()
@@ -138,7 +139,7 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
 
         A point inside that very epoch, from :meth:`load_state_dict`, is kept.
         """
-        check_range("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0)
         fresh = not bool(self._shared[4:].any())
         if not (fresh and int(self._shared[0]) == epoch):
             self._set(Point(epoch))

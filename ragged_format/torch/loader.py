@@ -9,17 +9,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
+from ragged_format.arguments import check_integer, column_names
 from ragged_format.errors import RaggedError, StateMismatchError
 from ragged_format.torch.arena import Ring, RingStats
+from ragged_format.torch.arguments import usable_device
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.prefetch import Prefetcher
-from ragged_format.torch.reading import Reading, Shuffle, check_range
+from ragged_format.torch.reading import Reading, Shuffle
 from ragged_format.torch.state import Point, parse
 from ragged_format.torch.transfer import Transfer
 
 if TYPE_CHECKING:
+    import torch
+
     from ragged_format.schema import RaggedSchema
     from ragged_format.torch.mixing import Mixture
     from ragged_format.torch.produce import Made
@@ -89,6 +91,8 @@ class RaggedLoader:
         A column does not exist (``RF-S003``).
     LimitExceededError
         A number is out of its range (``RF-L001``).
+    UnsupportedFeatureError
+        There is no such device, or the source has no random access (``RF-V002``).
     RaggedError
         The source cannot be opened.
 
@@ -127,15 +131,15 @@ class RaggedLoader:
         prefetch: int = 2,
         verify: bool = False,
     ) -> None:
-        check_range("prefetch", prefetch, 0)
+        check_integer("prefetch", prefetch, 0)
         reading = Reading(
-            source, batch_size, None if columns is None else tuple(columns), token_budget, shuffle,
+            source, batch_size, column_names(columns), token_budget, shuffle,
             block_size, window, seed, rank, world_size, replicas, tail, verify,
         )  # fmt: skip
         self._reading = reading
         self._producer = reading.open()
         self._counted: tuple[int, int] | None = None
-        self._transfer = Transfer(torch.empty(0, device=device).device)
+        self._transfer = Transfer(usable_device(device))
         self._prefetch = prefetch
         # Those made ahead, the one that the consumer has and the one that it takes.
         self._ring = Ring(planned=prefetch + 2, pin=self._transfer.pins)
@@ -192,7 +196,7 @@ class RaggedLoader:
         An iteration that runs is not changed. A point inside that very epoch, from
         :meth:`load_state_dict`, is kept.
         """
-        check_range("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0)
         self._next_epoch = epoch
         if self._resumed is not None and self._resumed.epoch != epoch:
             self._resumed = None

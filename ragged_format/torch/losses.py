@@ -12,7 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragged_format.errors import InvariantError, LimitExceededError
+from ragged_format.arguments import check_choice, check_number
+from ragged_format.errors import InvariantError
+from ragged_format.torch.arguments import check_tensors
 
 __all__ = [
     "TAIL_EPSILON",
@@ -61,6 +63,9 @@ def clipped_policy_loss(
     >>> clipped_policy_loss(log_probs, torch.log(torch.tensor([0.25, 0.5])), torch.ones(2))
     tensor([-1.2000, -1.0000])
     """
+    check_tensors(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_number("low", low)
+    check_number("high", high)
     ratio = (log_probs - old_log_probs.detach()).exp()
     weight = advantages.detach()
     return -torch.minimum(ratio * weight, ratio.clamp(1 - low, 1 + high) * weight)
@@ -109,6 +114,16 @@ def score_centering_loss(
     -------
     (m,) Tensor
     """
+    check_tensors(
+        log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages,
+        head_log_probs=head_log_probs, head_rollout_log_probs=head_rollout_log_probs,
+        head_counts=head_counts,
+    )  # fmt: skip
+    check_choice("weights", weights, ("none", "tis", "mis"))
+    check_choice("tail", tail, ("proportional", "none"))
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None:
+            check_number(name, bound)
     owner = _owner(head_counts, head_log_probs, head_rollout_log_probs)
     q = head_rollout_log_probs.detach().exp()
     p = head_log_probs.detach().exp()
@@ -117,10 +132,8 @@ def score_centering_loss(
         rest_p = (1 - _sums(p, owner, head_counts)).clamp(min=TAIL_EPSILON)
         rho = rest_q / rest_p
         alpha = rho * _weight(1 / rho, weights, low, high)
-    elif tail == "none":
-        alpha = torch.zeros_like(log_probs)
     else:
-        _refuse("tail", tail, "'proportional' or 'none'")
+        alpha = torch.zeros_like(log_probs)
     # The ratio of a head entry from log-probs: q may underflow to 0.
     ratio = (head_log_probs.detach() - head_rollout_log_probs.detach()).exp()
     factor = torch.where(q > 0, q * _weight(ratio, weights, low, high), 0) - alpha[owner] * p
@@ -160,6 +173,7 @@ def forward_kl(
     >>> forward_kl(student, teacher, torch.tensor([2, 0]))
     tensor([0.1733, 0.0000])
     """
+    _check_kl(head_log_probs, teacher_log_probs, head_counts, tail)
     return _kl(teacher_log_probs.detach(), head_log_probs, head_log_probs, teacher_log_probs,
                head_counts, tail)  # fmt: skip
 
@@ -175,8 +189,14 @@ def reverse_kl(
 
     Parameters and result as :func:`forward_kl`.
     """
+    _check_kl(head_log_probs, teacher_log_probs, head_counts, tail)
     return _kl(head_log_probs, teacher_log_probs.detach(), head_log_probs, teacher_log_probs,
                head_counts, tail)  # fmt: skip
+
+
+def _check_kl(student: Tensor, teacher: Tensor, counts: Tensor, tail: str) -> None:
+    check_tensors(head_log_probs=student, teacher_log_probs=teacher, head_counts=counts)
+    check_choice("tail", tail, ("bucket", "renormalize"))
 
 
 def _kl(
@@ -186,8 +206,6 @@ def _kl(
     if tail == "renormalize":
         first = first - _log_sums(first, owner, counts)[owner]
         second = second - _log_sums(second, owner, counts)[owner]
-    elif tail != "bucket":
-        _refuse("tail", tail, "'bucket' or 'renormalize'")
     weight = first.exp()
     out = _sums(weight * (first - second), owner, counts)
     if tail == "renormalize":
@@ -205,11 +223,13 @@ def _owner(counts: Tensor, *values: Tensor) -> Tensor:
             "heads are flat and parallel", code="RF-I005",
             expected=f"({total},) and one count per target",
             got=[tuple(value.shape) for value in (*values, counts)],
+            remedy="pass the heads of these targets, end to end",
         )  # fmt: skip
     if counts.device.type == "cpu" and int(counts.sum()) != total:
         raise InvariantError(
             "the counts do not sum to the entries of the heads",
             code="RF-I005", expected=total, got=int(counts.sum()),
+            remedy="pass the counts of these heads",
         )  # fmt: skip
     return torch.repeat_interleave(counts, output_size=total)
 
@@ -231,12 +251,6 @@ def _weight(ratio: Tensor, weights: str, low: float | None, high: float | None) 
         return torch.ones_like(ratio)
     if weights == "tis":
         return ratio.clamp(min=low, max=TIS_HIGH if high is None else high)
-    if weights == "mis":
-        least = MIS_BAND[0] if low is None else low
-        most = MIS_BAND[1] if high is None else high
-        return torch.where((ratio >= least) & (ratio <= most), ratio, torch.zeros_like(ratio))
-    return _refuse("weights", weights, "'none', 'tis' or 'mis'")
-
-
-def _refuse(name: str, got: str, expected: str) -> Tensor:
-    raise LimitExceededError(f"{name} has no such choice", expected=expected, got=got)
+    least = MIS_BAND[0] if low is None else low
+    most = MIS_BAND[1] if high is None else high
+    return torch.where((ratio >= least) & (ratio <= most), ratio, torch.zeros_like(ratio))

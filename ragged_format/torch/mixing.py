@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ragged_format.arguments import check_integer
 from ragged_format.errors import LimitExceededError
 
 if TYPE_CHECKING:
@@ -76,19 +77,27 @@ class Mixture:
 
     def __post_init__(self) -> None:
         weights = self.weights
-        if not len(self.sources):
-            raise LimitExceededError("a mixture has datasets", expected=">= 1", got=0)
+        if not isinstance(self.sources, list | tuple) or not self.sources:
+            raise LimitExceededError(
+                "a mixture has datasets", expected="a list of at least one",
+                got=repr(self.sources), remedy="pass a list of paths or datasets",
+            )  # fmt: skip
         if weights is not None:
-            sound = len(weights) == len(self.sources) and all(
-                np.isfinite(w) and w >= 0 for w in weights
-            )
-            if not sound or sum(weights) <= 0:
+            try:
+                exact = np.asarray(weights, np.float64)
+                sound = exact.shape == (len(self.sources),) and bool(
+                    (np.isfinite(exact) & (exact >= 0)).all() and exact.sum() > 0
+                )
+            except (TypeError, ValueError):
+                sound = False
+            if not sound:
                 raise LimitExceededError(
                     "the weights do not fit the datasets",
-                    expected=f"{len(self.sources)} numbers >= 0, not all 0", got=list(weights),
+                    expected=f"{len(self.sources)} numbers >= 0, not all 0", got=repr(weights),
+                    remedy="pass one weight for each dataset",
                 )  # fmt: skip
-        if self.num_rows is not None and self.num_rows < 0:
-            raise LimitExceededError("num_rows is not negative", expected=">= 0", got=self.num_rows)
+        if self.num_rows is not None:
+            check_integer("num_rows", self.num_rows, 0)
 
 
 def quotas(weights: Sequence[float]) -> Int64:

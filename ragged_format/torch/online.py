@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from ragged_format.arguments import (
+    check_callable,
+    check_choice,
+    check_integer,
+    check_mapping,
+    check_number,
+)
 from ragged_format.errors import LimitExceededError, StateMismatchError
 from ragged_format.packing import pack_row, plan_rows
 from ragged_format.parse import parse_schema
@@ -20,7 +27,6 @@ from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.empty import empty_row
 from ragged_format.torch.pending import OnlineMetrics, OnTimeout, Pending, Sample
 from ragged_format.torch.prefetch import Prefetcher
-from ragged_format.torch.reading import check_range
 from ragged_format.torch.tail import Tail, tail_of
 
 if TYPE_CHECKING:
@@ -123,18 +129,29 @@ class OnlineLoader:
         prefetch: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_range("token_budget", token_budget, 1)
-        check_range("rows", rows, 1)
-        check_range("window", window, 1)
-        check_range("prefetch", prefetch, 0)
+        check_integer("token_budget", token_budget, 1)
+        check_integer("rows", rows, 1)
+        check_integer("window", window, 1)
+        check_integer("prefetch", prefetch, 0)
         if group_size is not None:
-            check_range("group_size", group_size, 1)
-        _check_choice("on_timeout", on_timeout, ("release", "drop"))
-        _check_choice("on_oversize", on_oversize, ("error", "drop"))
+            check_integer("group_size", group_size, 1)
+        check_choice("packing", packing, ("tree", "sequence"))
+        check_choice("fork", fork, ("token", "transition"))
+        check_choice("null_advantage", null_advantage, ("error", "keep"))
+        check_choice("on_timeout", on_timeout, ("release", "drop"))
+        check_choice("on_oversize", on_oversize, ("error", "drop"))
+        check_number("group_timeout_s", group_timeout_s, 0)
+        check_number("max_wait_s", max_wait_s, 0)
+        check_callable("clock", clock)
+        if max_staleness is not None:
+            check_integer("max_staleness", max_staleness, 0)
+        if current_version is not None:
+            check_callable("current_version", current_version)
         if (max_staleness is None) != (current_version is None):
             raise LimitExceededError(
                 "a limit of staleness needs the current version", got="one of them",
                 expected="both max_staleness and current_version, or neither",
+                remedy="pass the other one too",
             )  # fmt: skip
         self._options = _Options(
             tail_of(source), token_budget, rows,
@@ -167,12 +184,19 @@ class OnlineLoader:
             is under way.
         """
         ours = {"kind": _KIND, "version": _VERSION, "log": self._options.tail.identity}
+        check_mapping("state", state)
         theirs = {name: state.get(name) for name in ours}
         if theirs != ours:
             raise StateMismatchError(
                 "the state belongs to another log or kind of loader",
                 expected=f"{ours} (this loader)", got=f"{theirs} (the state)",
                 remedy="pass what state_dict() returned for the same log",
+            )  # fmt: skip
+        sound = isinstance(state.get("cursor"), str | None) and type(state.get("steps")) is int
+        if not sound or not _are_texts(state.get("settled")):
+            raise StateMismatchError(
+                "the state is malformed", expected="cursor: text, settled: ids, steps: int",
+                got=dict(state), remedy="pass what state_dict() returned",
             )  # fmt: skip
         running = None if self._running is None else self._running()
         if running is not None and running.is_running:
@@ -201,9 +225,8 @@ class OnlineLoader:
         self.close()
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise LimitExceededError(f"unknown {name}", expected=" or ".join(choices), got=value)
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 class _Steps(Iterator[list[RaggedBatch]]):

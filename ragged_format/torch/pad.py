@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ragged_format.arguments import check_integer, check_number, check_size
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
+from ragged_format.torch.arguments import check_tensors, counts_array
 
 __all__ = ["pad_buckets", "pad_chunks", "pad_ragged", "round_up", "width_buckets"]
 
@@ -88,14 +90,15 @@ def pad_ragged(
       got:      2
       remedy:   pass a larger width, or truncate=True to drop the rest of such rows
     """
+    _check_kinds(values, fill)
     on_device = _device_counts(counts, values.device)
     host = _host(counts if host_counts is None else host_counts)
     if width is None:
         if host is None:
             host = _checked_host(on_device)
         width = _largest(host)
-    elif width < 0:
-        raise LimitExceededError("a width is not negative", expected=">= 0", got=width)
+    elif not torch.compiler.is_compiling():
+        check_integer("width", width, 0)
     width = round_up(width, multiple_of)
     if host is None:
         _assert_on_device(on_device, width, truncate=truncate)
@@ -134,6 +137,7 @@ def pad_buckets(
     [0] [[5]]
     [2] [[6, 7, 8, -1]]
     """
+    _check_kinds(values, fill)
     on_device = _device_counts(counts, values.device)
     host = _host(counts if host_counts is None else host_counts)
     if host is None:
@@ -195,8 +199,8 @@ def pad_chunks(
     0 2 [[5], [-1]]
     2 3 [[6, 7, 8]]
     """
-    if rows < 1:
-        raise LimitExceededError("a chunk has at least one row", expected=">= 1", got=rows)
+    check_integer("rows", rows, 1)
+    _check_kinds(values, fill)
     on_device = _device_counts(counts, values.device)
     host = _host(counts if host_counts is None else host_counts)
     if host is None:
@@ -270,8 +274,8 @@ def round_up(width: int, multiple_of: int | None) -> int:
     """
     if multiple_of is None:
         return width
-    if multiple_of < 1:
-        raise LimitExceededError("multiple_of is positive", expected=">= 1", got=multiple_of)
+    if not torch.compiler.is_compiling():
+        check_size("multiple_of", multiple_of)
     return -(-width // multiple_of) * multiple_of
 
 
@@ -351,10 +355,16 @@ def _exact(fill: float, dtype: torch.dtype) -> float:
     return fill
 
 
+def _check_kinds(values: Tensor, fill: float) -> None:
+    if not torch.compiler.is_compiling():
+        check_tensors(values=values)
+        check_number("fill", fill)
+
+
 def _device_counts(counts: Counts, device: torch.device) -> Tensor:
     if isinstance(counts, Tensor):
         return counts.to(device, torch.int64, non_blocking=True)
-    array = _integers(counts).copy()  # torch wants memory that it may write
+    array = counts_array(counts).copy()  # torch wants memory that it may write
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
@@ -364,14 +374,7 @@ def _host(counts: Counts) -> HostCounts | None:
         if counts.device.type != "cpu" or torch.compiler.is_compiling():
             return None
         counts = counts.detach().numpy()
-    return _integers(counts)
-
-
-def _integers(counts: npt.NDArray[Any] | Sequence[int]) -> HostCounts:
-    array = np.asarray(counts)
-    if array.dtype.kind not in "iub" and array.size:
-        raise SchemaMismatchError("counts are integers", expected="integers", got=array.dtype)
-    return array.astype(np.int64, copy=False)
+    return counts_array(counts)
 
 
 def _checked_host(counts: Tensor) -> HostCounts:
@@ -384,18 +387,18 @@ def _largest(counts: HostCounts) -> int:
 
 
 def _check_counts(counts: HostCounts, total: int | None, width: int | None) -> None:
-    if counts.ndim != 1:
-        raise SchemaMismatchError("counts are one-dimensional", expected="(m,)", got=counts.shape)
     if len(counts) and counts.min() < 0:
         first = int(np.argmax(counts < 0))
         raise InvariantError(
             "a count is negative", code="RF-I004", where=Where(position=first),
             expected=">= 0", got=int(counts[first]),
+            remedy="check what made them",
         )  # fmt: skip
     if total is not None and (got := int(counts.sum())) != total:
         raise InvariantError(
             "the counts do not sum to the number of values",
             code="RF-I005", expected=f"{total} values", got=f"counts that sum to {got}",
+            remedy="pass the counts of these values",
         )  # fmt: skip
     if width is not None and _largest(counts) > width:
         first = int(np.argmax(counts > width))

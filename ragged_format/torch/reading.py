@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ragged_format.arguments import check_choice, check_integer, shown
 from ragged_format.errors import LimitExceededError
 from ragged_format.torch.mixing import Mixture, MixtureOrder, mixed_fingerprint, quotas
 from ragged_format.torch.order import BlockOrder, EpochOrder
@@ -18,18 +20,9 @@ from ragged_format.torch.steps import BudgetDealer, Dealer, Deals, Tail
 if TYPE_CHECKING:
     from ragged_format.torch.order import Order
 
-__all__ = ["Reading", "Shuffle", "check_range"]
+__all__ = ["Reading", "Shuffle"]
 
 Shuffle: TypeAlias = bool | Literal["global", "block"]
-
-
-def check_range(name: str, value: int, least: int, below: int | None = None) -> None:
-    """Raise ``RF-L001`` unless ``least <= value``, and ``< below`` where that is given."""
-    if value < least or (below is not None and value >= below):
-        raise LimitExceededError(
-            f"{name} is out of its range", got=value,
-            expected=f">= {least}" + ("" if below is None else f" and < {below}"),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,27 +51,26 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            check_range("batch_size", self.batch_size, 1)
+            check_integer("batch_size", self.batch_size, 1)
         if self.token_budget is not None:
-            check_range("token_budget", self.token_budget, 1)
-        check_range("block_size", self.block_size, 1)
-        check_range("window", self.window, 1)
-        check_range("world_size", self.world_size, 1)
-        check_range("rank", self.rank, 0, self.world_size)
-        check_range("replicas", self.replicas, 1)
+            check_integer("token_budget", self.token_budget, 1)
+        check_integer("block_size", self.block_size, 1)
+        check_integer("window", self.window, 1)
+        check_integer("world_size", self.world_size, 1)
+        check_integer("rank", self.rank, 0, self.world_size)
+        check_integer("replicas", self.replicas, 1)
         if self.world_size % self.replicas:
             raise LimitExceededError(
                 "replicas divides world_size", expected=f"a divisor of {self.world_size}",
-                got=self.replicas,
+                got=self.replicas, remedy="pass the size of the groups that share their rows",
             )  # fmt: skip
-        if self.tail not in ("keep", "drop", "pad", "empty"):
-            raise LimitExceededError(
-                "unknown tail", expected="keep, drop, pad or empty", got=self.tail
-            )
+        # Any integer: it is hashed.
+        check_integer("seed", self.seed, -sys.maxsize)
+        check_choice("tail", self.tail, ("keep", "drop", "pad", "empty"))
         if self.shuffle not in (True, False, "global", "block"):
             raise LimitExceededError(
                 "unknown way to shuffle", expected="True, False, 'global' or 'block'",
-                got=self.shuffle,
+                got=shown(self.shuffle), remedy="pass one of these",
             )  # fmt: skip
 
     def open(self) -> Producer:

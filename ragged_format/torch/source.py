@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from ragged_format.arguments import list_of
 from ragged_format.dataset import Dataset
 from ragged_format.digest import digest
 from ragged_format.errors import (
@@ -203,8 +204,12 @@ def _watch(shards: Shards, on_evict: Callable[[int], None]) -> None:
 
 
 def _in_memory(batches: Sequence[pa.RecordBatch]) -> Opened:
+    batches = list_of("batches", pa.RecordBatch, batches)
     if not batches:
-        raise SchemaMismatchError("at least one record batch is needed", expected=">= 1", got=0)
+        raise SchemaMismatchError(
+            "at least one record batch is needed", expected=">= 1", got=0,
+            remedy="pass an empty batch of the schema for no records",
+        )  # fmt: skip
     schema = parse_schema(batches[0].schema)
     whole = xxhash.xxh3_128()
     for number, batch in enumerate(batches):
@@ -323,8 +328,9 @@ class Records:
         if len(records) and (records.min() < 0 or records.max() >= self.num_rows):
             bad = records[(records < 0) | (records >= self.num_rows)][0]
             raise OutOfRangeError(
-                "there is no such record", expected=f"0 <= index < {self.num_rows}", got=int(bad)
-            )
+                "there is no such record", expected=f"0 <= index < {self.num_rows}", got=int(bad),
+                remedy="ask len() first; only dataset[-1] counts from the end",
+            )  # fmt: skip
 
     def _open(self, shards: Int64) -> None:
         new = [number for number in shards.tolist() if number not in self._opened]

@@ -72,8 +72,16 @@ def common_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       got:      epoch=0, position=4 (rank 1)
       remedy:   save the states after the same step on every rank
     """
+    if not isinstance(states, list | tuple) or not all(isinstance(s, Mapping) for s in states):
+        raise StateMismatchError(
+            "states are a list of mappings", expected="one for each rank", got=repr(states),
+            remedy="gather what state_dict() returned on every rank",
+        )  # fmt: skip
     if not states:
-        raise StateMismatchError("there is no state", expected="one for each rank", got="none")
+        raise StateMismatchError(
+            "there is no state", expected="one for each rank", got="none",
+            remedy="gather what state_dict() returned on every rank",
+        )  # fmt: skip
     own = {"rank"}
     first = {name: value for name, value in states[0].items() if name not in own}
     for rank, state in enumerate(states):

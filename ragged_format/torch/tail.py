@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ragged_format.errors import StateMismatchError
-from ragged_format.local_files import scheme_of
+from ragged_format.local_files import path_text, scheme_of
 from ragged_format.sources import open_source
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SourceTail:
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
-        self._place = os.fspath(place)
+        self._place = path_text(place)
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._read = 0
 

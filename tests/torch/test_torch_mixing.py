@@ -160,4 +160,4 @@ def test_what_is_fetched_is_checked(far, tmp_path):
     with pytest.raises(BrokenShardError):
         list(RaggedLoader(dataset, 3))
     with pytest.raises(LimitExceededError, match="alone"):
-        cached(far, tmp_path, 0, [])
+        CachedDataset(lambda name, path: shutil.copyfile(far / name, path), tmp_path, max_bytes=9)

@@ -67,11 +67,13 @@ def test_broadcast_gives_everybody_the_same(pair):
 
 def test_a_failure_of_the_source_is_one_everywhere(pair):
     first, other = pair["failing"]
-    assert [error[0] for error in first[:3]] == ["KeyError", "LimitExceededError", "AttributeError"]
-    assert [error[0] for error in other[:3]] == ["HandOverError"] * 3
+    assert [error[0] for error in first[:4]] == [
+        "KeyError", "LimitExceededError", "SchemaMismatchError", "LimitExceededError",
+    ]  # fmt: skip
+    assert [error[0] for error in other[:4]] == ["HandOverError"] * 4
     assert "RF-T002" in other[0][1]
     assert "planner" in other[0][1]
-    assert first[3] == other[3] == 1
+    assert first[4] == other[4] == 1
 
 
 def test_the_source_does_not_wait_for_the_others(pair):
