@@ -30,6 +30,7 @@ __all__ = [
     "RaggedError",
     "SchemaMismatchError",
     "StateMismatchError",
+    "StorageError",
     "TruncatedError",
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
@@ -259,6 +260,12 @@ class DatasetExistsError(RaggedError, FileExistsError):
     """The target already holds a dataset and the mode does not allow to change it."""
 
     code = "RF-C009"
+
+
+class StorageError(RaggedError, OSError):
+    """An object store cannot be reached, denies the access or does not do what it promises."""
+
+    code = "RF-C010"
 
 
 class LimitExceededError(RaggedError, ValueError):

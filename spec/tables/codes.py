@@ -6,7 +6,7 @@ FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("RF-S", "Schema", "reader and writer, before any data"),
     ("RF-V", "Versions and features", "reader, before any data"),
     ("RF-I", "Invariants of data", ""),
-    ("RF-C", "Containers", "reader; RF-C009: writer"),
+    ("RF-C", "Containers", "reader; RF-C009: writer; RF-C010: either"),
     ("RF-L", "Limits", "reader; RF-L002: any call"),
     ("RF-T", "States", "loader of a state"),
     ("RF-A", "Conversion", "importer and exporter"),
@@ -74,6 +74,7 @@ WHY: dict[str, str] = {
     "RF-C007": "the manifest decides what counts",
     "RF-C008": "nothing there is not the same as no records",
     "RF-C009": "nothing is overwritten without being asked for",
+    "RF-C010": "a store that forgets a condition loses commits",
     "RF-L001": "sizes come from outside and are declared before data",
     "RF-L002": "a wrong index must not return other data",
 }
