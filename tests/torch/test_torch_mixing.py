@@ -116,7 +116,7 @@ def cached(far, tmp_path, shards, fetched):
         shutil.copyfile(far / name, path)
 
     largest = max(shard.bytes for shard in rf.Dataset(far).shards)
-    return CachedDataset(fetch, tmp_path / "near", max_bytes=shards * largest)
+    return CachedDataset(fetch, tmp_path / "near", max_bytes=max(1, shards * largest))
 
 
 def test_blocks_of_a_dataset_elsewhere_are_fetched_once_an_epoch(samples, far, tmp_path):
