@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["Pool", "rebuilt", "run_here"]
+__all__ = ["ONE_THREAD", "Pool", "rebuilt", "run_here"]
 
 # Every worker is one thread of computation: more would fight over the cores.
-_ONE_THREAD = {
+ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
@@ -188,7 +188,7 @@ class Pool:
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=os.environ | _ONE_THREAD,
+                env=os.environ | ONE_THREAD,
             )  # fmt: skip
             self._processes[number] = process
         stdin, _ = _pipes(process)

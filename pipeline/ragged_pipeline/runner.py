@@ -40,7 +40,16 @@ _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
 # Does the tasks of one stage: called with job, plan, stage and indices, and with work directory,
 # opened inputs, workers, memory of a task and progress as keywords; yields index and record.
 Engine = Callable[..., Iterator[tuple[int, dict[str, Any]]]]
-_engines: dict[str, Callable[[], Engine]] = {}
+
+
+
+def _load_ray() -> Engine:
+    from ragged_pipeline.ray_engine import ray_engine
+
+    return ray_engine()
+
+
+_engines: dict[str, Callable[[], Engine]] = {"ray": _load_ray}
 
 
 def register_engine(name: str, load: Callable[[], Engine]) -> None:
@@ -145,8 +154,9 @@ def run(
         Of the dataset.
     mode : {"error", "append", "overwrite"}
         What to do with a dataset that is there, made by another plan.
-    engine : {"local", ...}
-        What does the tasks: processes of this machine, or an engine that is registered.
+    engine : {"local", "ray", ...}
+        What does the tasks: processes of this machine, a Ray cluster, or an engine that is
+        registered.
     workers : int, optional
         Processes. Default: one per core. With one, or one task, this process does the work.
     memory : int or str

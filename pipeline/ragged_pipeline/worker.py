@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job
 
-__all__ = ["main", "reference_of", "released"]
+__all__ = ["described", "load_job", "main", "reference_of", "released"]
 
 ADVANCE_S = 0.1
 
@@ -33,7 +33,8 @@ def reference_of(job: Job) -> str:
     return f"{type(job).__module__}:{type(job).__qualname__}"
 
 
-def _load(reference: str, options: dict[str, Any]) -> Job:
+def load_job(reference: str, options: dict[str, Any]) -> Job:
+    """Make a job of what :func:`reference_of` returned and its options."""
     module, _, name = reference.partition(":")
     found: Any = import_module(module)
     for part in name.split("."):
@@ -81,7 +82,7 @@ def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    job = _load(setup["job"], setup["options"])
+    job = load_job(setup["job"], setup["options"])
     work = Path(setup["work"])
     plan = Plan.from_json((work / "plan.json").read_bytes())
     inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
