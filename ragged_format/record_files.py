@@ -27,7 +27,16 @@ from ragged_format.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["STDIN", "Line", "find_inputs", "read_lines", "total_bytes"]
+__all__ = [
+    "STDIN",
+    "Line",
+    "find_inputs",
+    "is_compressed",
+    "is_document",
+    "read_lines",
+    "read_range",
+    "total_bytes",
+]
 
 STDIN = "-"
 MAX_LINE_BYTES = 1 << 30
@@ -125,16 +134,54 @@ def read_lines(files: Iterable[str], advance: Callable[[int], None]) -> Iterator
     for file in files:
         with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as raw:
             chunks = _decompressed(raw, file, advance)
-            if _is_document(file):
+            if is_document(file):
                 yield from _document(b"".join(chunks), file)
             else:
-                for row, line in enumerate(_lines(chunks, file)):
-                    if line and not line.isspace():
-                        yield Line(Where(file=file, row=row), line)
+                yield from _numbered(chunks, file, 0)
 
 
-def _is_document(file: str) -> bool:
+def read_range(
+    path: str, name: str, start: int, stop: int, first_row: int, advance: Callable[[int], None]
+) -> Iterator[Line]:
+    """Yield the records of a part of a plain file of JSON lines; errors as :func:`read_lines`.
+
+    Parameters
+    ----------
+    path, name : str
+        Of the file, and how errors call it.
+    start, stop : int
+        Bytes; both are the beginning of a line, or the end of the file.
+    first_row : int
+        Lines before `start`.
+    advance : callable
+        Called with the number of bytes read since the last call.
+    """
+    with Path(path).open("rb", buffering=0) as raw:
+        raw.seek(start)
+        yield from _numbered(_chunks(raw, stop - start, advance), name, first_row)
+
+
+def _numbered(chunks: Iterable[bytes], file: str, first_row: int) -> Iterator[Line]:
+    for row, line in enumerate(_lines(chunks, file), first_row):
+        if line and not line.isspace():
+            yield Line(Where(file=file, row=row), line)
+
+
+def _chunks(raw: IO[bytes], size: int, advance: Callable[[int], None]) -> Iterator[bytes]:
+    while size > 0 and (data := raw.read(min(size, _CHUNK))):
+        advance(len(data))
+        size -= len(data)
+        yield data
+
+
+def is_document(file: str) -> bool:
+    """Return whether a file holds one JSON document rather than lines, by its name."""
     return file.removesuffix(".gz").removesuffix(".zst").endswith(".json")
+
+
+def is_compressed(head: bytes) -> bool:
+    """Return whether a file is gzip or zstd data, by its first bytes."""
+    return any(head.startswith(magic) for magic in _DECODERS)
 
 
 def _decompressed(raw: IO[bytes], file: str, advance: Callable[[int], None]) -> Iterator[bytes]:

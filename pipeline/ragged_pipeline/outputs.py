@@ -106,14 +106,22 @@ class LocalOutput(Output):
     @contextmanager
     def held(self, plan: Plan) -> Iterator[None]:
         """Hold the lock file of the plan's shards, which also keeps them from being swept."""
+        is_new = not self._path.exists()
         self._path.mkdir(parents=True, exist_ok=True)
         path = self._lock_path(plan)
         descriptor = _lock(path)
         try:
             yield
+        except BaseException:
+            if not _has_records(self.work(plan)):
+                self.clear(plan)
+            raise
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+            if is_new:
+                with suppress(OSError):  # not empty: something was made
+                    self._path.rmdir()
 
     def _lock_path(self, plan: Plan) -> Path:
         return self._path / f"writer-{plan.token}.lock"
@@ -147,6 +155,11 @@ class LocalOutput(Output):
                         os.utime(self._path / shard.name)
             write_manifest(self._path, manifest)
         return manifest
+
+
+def _has_records(work: Path) -> bool:
+    """Return whether a work directory has a finished task."""
+    return any(path.name[0].isdigit() for path in work.glob("*.json"))
 
 
 def _lock(path: Path) -> int:

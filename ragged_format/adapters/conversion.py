@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.canonical import require_same
-from ragged_format.cli.inputs import JSON_SUFFIXES, STDIN, Line, find_inputs, read_lines
 from ragged_format.errors import ConversionError, RaggedError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import sample_schema
+from ragged_format.record_files import JSON_SUFFIXES, STDIN, Line, find_inputs, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from ragged_format.adapters.registry import Reader
     from ragged_format.adapters.report import ConversionReport
 
-__all__ = ["Conversion", "WiderSchemaError", "detect", "engine_names", "find_files"]
+__all__ = [
+    "Conversion",
+    "WiderSchemaError",
+    "detect",
+    "engine_names",
+    "find_files",
+    "joined_schema",
+    "read_payloads",
+]
 
 WINDOW_RECORDS = 256
 WINDOW_BYTES = 32 << 20
@@ -141,6 +149,8 @@ class Conversion:
         Exact schema of the result. ``None``: the columns that the records have.
     name : str, optional
         Of the adapter, for errors.
+    source : callable, optional
+        ``source(advance)`` yields the records instead of those of `files`.
 
     Attributes
     ----------
@@ -153,6 +163,7 @@ class Conversion:
     options: Mapping[str, Any]
     schema: pa.Schema | None = None
     name: str | None = None
+    source: Callable[[Callable[[int], None]], Iterator[Line]] | None = None
 
     def __post_init__(self) -> None:
         from ragged_format.adapters.registry import option_names
@@ -179,7 +190,7 @@ class Conversion:
             if self.schema is None:
                 self.schema = batch.schema
             elif batch.schema != self.schema:
-                if _joined(self.schema, batch.schema) != self.schema:
+                if joined_schema(self.schema, batch.schema) != self.schema:
                     raise WiderSchemaError
                 report = type(self.report)()
                 batch = self._call(window, self.schema, report)
@@ -194,14 +205,16 @@ class Conversion:
         schema = None
         for window in self._windows(lambda _: None):
             found = self._call(window, None, None).schema
-            schema = found if schema is None else _joined(schema, found)
+            schema = found if schema is None else joined_schema(schema, found)
         return replace(self, schema=schema)
 
     def _windows(self, advance: Callable[[int], None]) -> Iterator[list[Line]]:
-        if self.reader.payloads is None:
+        if self.source is not None:
+            lines = self.source(advance)
+        elif self.reader.payloads is None:
             lines = read_lines(self.files, advance)
         else:
-            lines = _payloads(self.reader.payloads, self.files, advance)
+            lines = read_payloads(self.reader.payloads, self.files, advance)
         return _windows(lines, min(self.reader.window, WINDOW_RECORDS))
 
     def _call(
@@ -253,9 +266,10 @@ class WiderSchemaError(Exception):
     """A window has columns that earlier ones lack; see :meth:`Conversion.widest`."""
 
 
-def _payloads(
+def read_payloads(
     read: Callable[[str], Any], files: Sequence[str], advance: Callable[[int], None]
 ) -> Iterator[Line]:
+    """Yield what an adapter reads itself in files, with its place."""
     for file in files:
         for row, payload in enumerate(read(file)):
             yield Line(Where(file=file, row=row), payload)
@@ -297,7 +311,7 @@ def parse_record(line: Line) -> Any:
         ) from err  # fmt: skip
 
 
-def _joined(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+def joined_schema(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     """Return the schema with the columns of both."""
     mine, other = parse_schema(first), parse_schema(second)
     both = {**mine.columns, **other.columns}

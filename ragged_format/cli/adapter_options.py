@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from typer.core import TyperCommand
 
-from ragged_format.cli.inputs import JSON_SUFFIXES
 from ragged_format.cli.output import Output
+from ragged_format.record_files import JSON_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

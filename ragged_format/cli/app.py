@@ -16,7 +16,6 @@ from ragged_format import __version__
 from ragged_format.cli import plugins
 from ragged_format.cli.adapter_options import ListingCommand
 from ragged_format.cli.compact import compact, expand
-from ragged_format.cli.convert import convert
 from ragged_format.cli.demo import demo
 from ragged_format.cli.export import export
 from ragged_format.cli.inspect import inspect
@@ -139,8 +138,8 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (convert, validate, inspect, pack, compact, expand, export, demo):
-    app.command(cls=ListingCommand if _command in (convert, export) else None)(_command)
+for _command in (validate, inspect, pack, compact, expand, export, demo):
+    app.command(cls=ListingCommand if _command is export else None)(_command)
 
 
 def main() -> None:

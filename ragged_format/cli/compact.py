@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ragged_format.cli.inputs import STDIN
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
 from ragged_format.cli.sinks import Mode, open_sink
 from ragged_format.cli.sources import opened
 from ragged_format.dataset import Dataset
+from ragged_format.record_files import STDIN
 
 if TYPE_CHECKING:
     from ragged_format.sources import Source

@@ -14,10 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ragged_format.cli.convert import convert_to
-from ragged_format.cli.engines import Conversion
 from ragged_format.cli.histogram import Counts, histogram_table
-from ragged_format.cli.inputs import read_lines
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
 from ragged_format.cli.pack import Packed, PackOptions, pack_batches
 from ragged_format.cli.totals import Totals
@@ -25,6 +22,7 @@ from ragged_format.cli.validate import validate_source
 from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
 from ragged_format.profiles import packed_from_sample
+from ragged_format.record_files import read_lines
 from ragged_format.writer import Writer, sweep
 
 if TYPE_CHECKING:
@@ -113,16 +111,18 @@ class _Demo:
         )
 
     def _convert(self) -> None:
+        from ragged_format.adapters.conversion import Conversion
         from ragged_format.adapters.registry import choose_reader
 
         reader = choose_reader("vllm")
         conversion = Conversion(reader, [str(self.rollouts)], {"vocab_size": VOCAB_SIZE})
         with self.stage("convert"):
-            done = convert_to(
-                str(self.samples), conversion, lambda _: None,
-                mode="overwrite", lineage={"made_by": LINEAGE},
-            )  # fmt: skip
-        self.report = done.report
+            batches = list(conversion.batches(lambda _: None))
+            lineage = {"made_by": LINEAGE}
+            schema = batches[0].schema
+            with Writer(self.samples, schema, mode="overwrite", lineage=lineage) as writer:
+                writer.write(batches)
+        self.report = conversion.report
         sweep(self.samples, grace_s=0)  # the shards of the run before
 
     def _pack(self) -> None:

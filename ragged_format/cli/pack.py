@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
-from ragged_format.cli.inputs import STDIN
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.cli.sinks import Mode, open_sink
 from ragged_format.cli.sources import opened
@@ -17,6 +16,7 @@ from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.packing import PackReport, pack_row, plan_rows
 from ragged_format.profiles import packed_from_sample
 from ragged_format.ragged import concat, take
+from ragged_format.record_files import STDIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

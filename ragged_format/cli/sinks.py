@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from ragged_format.cli.inputs import STDIN
+from ragged_format.record_files import STDIN
 from ragged_format.streams import StreamWriter
 from ragged_format.writer import Writer
 

@@ -73,7 +73,8 @@ def test_records_of_every_engine(invoke_json, tmp_path, records, module, name, n
     assert found["records"] == module.to_samples(records, vocab_size=VOCAB_SIZE).num_rows
     expected = module.to_samples(records, vocab_size=VOCAB_SIZE)
     assert_ragged_equal(rf.Dataset(tmp_path / "out")[:], expected)
-    assert rf.Dataset(tmp_path / "out").lineage["converted_from"] == name
+    (job,) = rf.Dataset(tmp_path / "out").lineage["jobs"]
+    assert job["options"]["adapter"] == name
 
 
 def test_an_option_of_the_adapter(invoke, invoke_json, tmp_path):

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 import ragged_format as rf
+from ragged_format.adapters import conversion as engines
 from ragged_format.adapters import registry, vllm
-from ragged_format.cli import engines
 from ragged_format.codes import CODES
 from ragged_format.testing import assert_ragged_equal
 
-KEYS = {"command", "ok", "path", "inputs", "records", "report"}
+KEYS = {
+    "command", "ok", "path", "inputs", "records", "report", "shards", "bytes", "tasks", "resumed",
+    "unchanged",
+}  # fmt: skip
 LEDGERS = ["responses", "samples", "tokens", "targets", "log_probs", "candidates", "head_entries"]
 
 
@@ -65,7 +68,10 @@ def test_records_become_the_samples_that_the_adapter_gives(
     dataset = rf.Dataset(tmp_path / "out")
     expected = vllm.to_samples(records, vocab_size=10)
     assert_ragged_equal(dataset[:], expected)
-    assert dataset.lineage == {"converted_from": "vllm", "inputs": [str(source)]}
+    (job,) = dataset.lineage["jobs"]
+    assert (job["job"], job["options"]["adapter"]) == ("convert", "vllm")
+    assert job["inputs"][0]["names"] == ["in.jsonl"]
+    assert str(tmp_path) not in json.dumps(job)
     assert invoke("validate", tmp_path / "out").exit_code == 0
 
 
@@ -120,16 +126,15 @@ def test_columns_that_only_some_windows_have(invoke_json, tmp_path, windows_of_t
     assert found["report"]["samples"] == {"taken": 8, "stored": 8, "dropped": {}}
 
 
-def test_columns_that_come_late_through_a_pipe_must_be_named(
-    invoke, invoke_json, tmp_path, windows_of_two
-):
-    text = b"".join(json.dumps(record(n, heads=n > 1)).encode() + b"\n" for n in range(4))
-    found = invoke_json(*VLLM, "-", tmp_path / "out", stdin=text, exit_code=1)
-    assert "--columns" in found["remedy"]
-    assert not (tmp_path / "out" / "manifest.json").exists()
+def test_columns_that_come_late_through_a_pipe(invoke_json, tmp_path, windows_of_two):
+    records = [record(n, heads=n > 1) for n in range(4)]
+    text = b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    invoke_json(*VLLM, "-", tmp_path / "out", stdin=text)
+    assert_ragged_equal(rf.Dataset(tmp_path / "out")[:], vllm.to_samples(records, vocab_size=10))
+    assert not list(tmp_path.glob("out/.*"))
     columns = "rollout_log_probs,candidate_counts,candidate_ids,topk_counts,topk_ids,topk_log_probs"
-    invoke_json(*VLLM, "--columns", columns, "-", tmp_path / "out", stdin=text)
-    assert rf.Dataset(tmp_path / "out").schema.names == [
+    invoke_json(*VLLM, "--columns", columns, "-", tmp_path / "named", stdin=text)
+    assert rf.Dataset(tmp_path / "named").schema.names == [
         "sample_id", "input_ids", "completion_mask", *columns.split(","),
     ]  # fmt: skip
 
@@ -176,11 +181,27 @@ def test_an_id_is_taken_once(invoke_json, tmp_path, windows_of_two, mode):
     out = tmp_path / "out"
     if mode == "append":
         invoke_json(*VLLM, source, out)
+        write(source, [record(n) for n in (3, 1)])
     else:
-        write(tmp_path / "a.jsonl", [record(n) for n in (0, 1, 0)])
+        write(source, [record(n) for n in (0, 1, 0)])
     found = invoke_json(*VLLM, "--mode", mode, source, out, exit_code=1)
     assert found["code"] == "RF-I006"
-    assert out.exists() is False or (out / "manifest.json").exists() == (mode == "append")
+    assert "'r1/0'" in found["got"] if mode == "append" else "'r0/0'" in found["got"]
+    assert (out / "manifest.json").exists() == (mode == "append")
+
+
+def test_the_same_files_are_appended_once(invoke_json, tmp_path):
+    source = write(tmp_path / "a.jsonl", [record(0)])
+    out = tmp_path / "out"
+    for mode, unchanged in (("append", False), ("append", True), ("error", True)):
+        found = invoke_json(*VLLM, "--mode", mode, source, out)
+        assert (found["unchanged"], found["records"]) == (unchanged, 2)
+    assert rf.Dataset(out).num_rows == 2
+    other = write(tmp_path / "b.jsonl", [record(1)])
+    for unchanged in (False, True):
+        found = invoke_json(*VLLM, "--mode", "append", other, out)
+        assert found["unchanged"] == unchanged
+    assert rf.Dataset(out).num_rows == 4
 
 
 def test_appending_to_another_vocabulary_is_refused(invoke_json, tmp_path):

@@ -9,8 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragged_format.cli import inputs
-from ragged_format.cli.inputs import find_inputs, read_lines, total_bytes
+from ragged_format import record_files as inputs
 from ragged_format.errors import (
     ConversionError,
     CorruptError,
@@ -18,6 +17,7 @@ from ragged_format.errors import (
     LimitExceededError,
     TruncatedError,
 )
+from ragged_format.record_files import find_inputs, read_lines, total_bytes
 
 RECORDS = [{"n": number, "text": "é" * number} for number in range(50)]
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
