@@ -25,7 +25,7 @@ from ragged_format.parse import parse_schema
 from ragged_format.ragged import concat, take
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.empty import empty_row
-from ragged_format.torch.pending import OnlineMetrics, OnTimeout, Pending, Sample
+from ragged_format.torch.pending import OnlineMetrics, OnTimeout, Pending, Sample, count_lengths
 from ragged_format.torch.prefetch import Prefetcher
 from ragged_format.torch.tail import Tail, tail_of
 
@@ -406,6 +406,7 @@ class _Options:
         oldest = self.current_version() - self.max_staleness
         stale = [s for s in pending.ready if s.version is not None and s.version < oldest]
         metrics.dropped_stale += len(stale)
+        count_lengths(metrics.stale_by_length, (sample.tokens for sample in stale))
         pending.settle(stale)
         return [s for s in pending.ready if s.version is None or s.version >= oldest]
 
@@ -430,6 +431,7 @@ class _Options:
 
     def _count(self, metrics: OnlineMetrics, samples: list[Sample], fillers: int) -> None:
         metrics.delivered += len(samples)
+        count_lengths(metrics.delivered_by_length, (sample.tokens for sample in samples))
         metrics.rows += self.rows - fillers
         metrics.filler_rows += fillers
         if self.current_version is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ragged_format.torch.tail import Page
 
-__all__ = ["OnTimeout", "OnlineMetrics", "Pending", "Sample"]
+__all__ = ["OnTimeout", "OnlineMetrics", "Pending", "Sample", "count_lengths"]
 
 OnTimeout = Literal["release", "drop"]
 
@@ -41,6 +41,10 @@ class OnlineMetrics:
         Samples without a policy version, which no staleness limit can drop.
     max_staleness, sum_staleness : int
         Of delivered samples with a version.
+    stale_by_length, delivered_by_length : dict of int to int
+        How many of the samples that were too old, and of those delivered, have at most so many
+        tokens and more than half as many; by powers of two. Long samples take longer to make: where
+        their share among the former is larger, the limit of staleness shortens the training data.
     """
 
     read: int = 0
@@ -57,10 +61,23 @@ class OnlineMetrics:
     unknown_version: int = 0
     max_staleness: int = 0
     sum_staleness: int = 0
+    stale_by_length: dict[int, int] = field(default_factory=dict)
+    delivered_by_length: dict[int, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, int]:
-        """Return the counters as plain JSON values."""
-        return asdict(self)
+    def to_json(self) -> dict[str, Any]:
+        """Return the counters as plain JSON values, lengths as text."""
+        lengths = {
+            name: {str(most): getattr(self, name)[most] for most in sorted(getattr(self, name))}
+            for name in ("stale_by_length", "delivered_by_length")
+        }
+        return asdict(self) | lengths
+
+
+def count_lengths(counts: dict[int, int], tokens: Iterable[int]) -> None:
+    """Count samples of these many tokens under the next power of two."""
+    for number in tokens:
+        most = 1 << max(0, number - 1).bit_length()
+        counts[most] = counts.get(most, 0) + 1
 
 
 class Sample(NamedTuple):

@@ -200,6 +200,32 @@ def test_too_old_samples_are_left_out_and_counted(traffic):
     assert metrics["delivered"] + metrics["dropped_stale"] == metrics["read"] == 12
 
 
+def test_tinker_cookbook_822_what_staleness_does_to_lengths_is_counted():
+    """thinking-machines-lab/tinker-cookbook#822: stale samples are the long ones, unseen."""
+    schema = rf.sample_schema(vocab_size=9, columns=["policy_version"])
+    lengths = [2, 3, 4, 5, 8, 9, 16, 2, 4, 5, 9]
+    fresh = [True] * 4 + [False] * 3 + [True, False, True, True]
+    records = [
+        {
+            "sample_id": f"s{number}", "input_ids": [1] * length,
+            "completion_mask": [0] + [1] * (length - 1), "policy_version": 9 if is_fresh else 7,
+        }
+        for number, (length, is_fresh) in enumerate(zip(lengths, fresh, strict=True))
+    ]  # fmt: skip
+    batch = pa.RecordBatch.from_pylist(records, schema=schema)
+    loader = loader_of(Log([batch], closed=True), max_staleness=1, current_version=lambda: 9)
+    seen = [name for step in loader for name in members(step)]
+    assert sorted(seen) == sorted(f"s{n}" for n, is_fresh in enumerate(fresh) if is_fresh)
+    metrics = loader.metrics
+    assert metrics.stale_by_length == {4: 1, 8: 1, 16: 2}
+    assert metrics.delivered_by_length == {2: 2, 4: 2, 8: 2, 16: 1}
+    assert sum(metrics.stale_by_length.values()) == metrics.dropped_stale
+    assert sum(metrics.delivered_by_length.values()) == metrics.delivered
+    assert json.loads(json.dumps(metrics.to_json()))["stale_by_length"] == {
+        "4": 1, "8": 1, "16": 2,
+    }  # fmt: skip
+
+
 def test_long_and_unscored_samples_and_duplicates(traffic):
     whole = rf.concat(traffic)
     longest = max(len(ids.as_py()) for ids in whole.column("input_ids"))
