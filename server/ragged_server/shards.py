@@ -94,7 +94,7 @@ class SealedShard:
         self.facts = facts
         self.first_sequence = facts.first_sequence
         self.end_sequence = facts.first_sequence + shard.rows
-        self._source = (directory, shard, manifest)
+        self._source = (directory / shard.name, shard, manifest)
         self._opened: ShardReader | None = None
         self._lock = threading.Lock()
 
