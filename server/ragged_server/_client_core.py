@@ -8,7 +8,7 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,10 +19,12 @@ from ragged_format.streams import StreamReader
 from ragged_server._client_batches import Parcel, encode, opened_batches, parcels
 from ragged_server._client_io import Answer, Call, Io
 from ragged_server._client_retry import Retries, request
+from ragged_server.client_errors import RefusedError
 
 __all__ = ["Core", "Page", "Pushed", "Share", "base_url", "http_options"]
 
 STREAM = "application/vnd.apache.arrow.stream"
+NO_SCHEMA = 204
 CURSOR_HEADER = "ragged-cursor"
 CURSOR_KEY = b"ragged_server:cursor"
 # Between the cursors of several replicas; not a character of a cursor.
@@ -56,6 +58,14 @@ class Pushed:
     retries: int = 0
     cursor: str | None = None
 
+    def plus(self, other: Pushed) -> Pushed:
+        """Return the totals of two pushes, `other` being the later one."""
+        return Pushed(
+            self.records + other.records, self.stored + other.stored,
+            self.duplicates + other.duplicates, self.requests + other.requests,
+            self.bytes + other.bytes, self.retries + other.retries, other.cursor or self.cursor,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -69,14 +79,17 @@ class Page:
         Position after each batch.
     cursor : str
         From where to read on.
-    schema : pyarrow.Schema
-        Of the batches.
+    schema : pyarrow.Schema, optional
+        Of the batches; ``None`` where the log has none before its first samples.
+    lag : int, optional
+        Records in the log behind `cursor`, of all shares; of the server asked last.
     """
 
     batches: tuple[pa.RecordBatch, ...]
     cursors: tuple[str, ...]
     cursor: str
-    schema: pa.Schema
+    schema: pa.Schema | None
+    lag: int | None = None
 
     @property
     def records(self) -> int:
@@ -180,11 +193,10 @@ class Core:
             async for replica, size, answer in done:
                 cursors[replica] = answer.get("cursor") or cursors[replica]
                 stored, duplicates = int(answer["stored"]), int(answer["duplicates"])
-                total = Pushed(
-                    total.records + stored + duplicates, total.stored + stored,
-                    total.duplicates + duplicates, total.requests + 1, total.bytes + size,
-                    self._retried - retried, _JOINT.join(cursors),
-                )  # fmt: skip
+                one = Pushed(
+                    stored + duplicates, stored, duplicates, 1, size, cursor=_JOINT.join(cursors)
+                )
+                total = replace(total.plus(one), retries=self._retried - retried)
                 if progress is not None:
                     progress(total)
         return total
@@ -283,7 +295,8 @@ def _joined(page: Page, positions: list[str | None], number: int) -> Page:
         parts = [*positions[:number], cursor, *positions[number + 1 :]]
         return _JOINT.join(part or "" for part in parts)
 
-    return Page(page.batches, tuple(map(join, page.cursors)), join(page.cursor), page.schema)
+    cursors = tuple(map(join, page.cursors))
+    return replace(page, cursors=cursors, cursor=join(page.cursor))
 
 
 def _json(answer: Answer) -> Any:
@@ -291,13 +304,23 @@ def _json(answer: Answer) -> Any:
 
 
 def _page(answer: Answer) -> Page:
+    cursor = answer.headers.get(CURSOR_HEADER)
+    if cursor is None:
+        raise RefusedError(
+            "what answered is not a server of samples", expected="a header Ragged-Cursor",
+            got=answer.headers.get("content-type") or "none", remedy="check the URL",
+        )  # fmt: skip
+    if answer.status == NO_SCHEMA:
+        return Page((), (), cursor, None, 0)
     reader = StreamReader(pa.py_buffer(answer.body))
     batches, cursors = [], []
     for batch in reader:
         batches.append(batch)
         cursors.append(reader.metadata.get(CURSOR_KEY, b"").decode())
-    cursor = answer.headers[CURSOR_HEADER]
-    return Page(tuple(batches), tuple(cursors), cursor, reader.schema)
+    lag = answer.headers.get("ragged-lag")
+    return Page(
+        tuple(batches), tuple(cursors), cursor, reader.schema, None if lag is None else int(lag)
+    )
 
 
 def http_options(*, key: str | None, verify: bool | str | os.PathLike[str]) -> dict[str, Any]:

@@ -91,6 +91,11 @@ def run_now(coroutine: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
     raise RuntimeError("a blocking call was suspended")
 
 
+def _apply_now(function: Callable[[T], Coroutine[Any, Any, R]], item: T) -> R:
+    # A call that is cancelled before it begins makes no coroutine.
+    return run_now(function(item))
+
+
 def _request(client: Any, call: Call) -> Any:
     timeout = httpx2.Timeout(_STALL_S, connect=_CONNECT_S, read=_STALL_S + call.wait_s, pool=None)
     # Bodies are taken as they come: the reader of streams decodes zstd, within its own limits.
@@ -153,7 +158,7 @@ class BlockingIo:
             running: set[Future[R]] = set()
             try:
                 for item in items:
-                    running.add(pool.submit(run_now, function(item)))
+                    running.add(pool.submit(_apply_now, function, item))
                     if len(running) == in_flight:
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for future in done:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _CLASSES: dict[str, type[RaggedError]] = {
-    error.code: error
+    name: error
     for module in (ragged_format.errors, ragged_server.errors, ragged_server.http_errors)
     for name in module.__all__
     if isinstance(error := getattr(module, name), type) and issubclass(error, RaggedError)
@@ -123,33 +123,32 @@ def _unreachable(call: Call, got: str, attempt: int) -> UnreachableError:
 
 
 def problem_error(answer: Answer, url: str) -> RaggedError:
-    """Return the exception for an answer that is not 2xx; its class belongs to the code.
+    """Return the exception for an answer that is not 2xx: the one that the server raised.
 
     Examples
     --------
-    >>> body = b'{"code": "RF-H101", "title": "stored with other content", "got": "sample a"}'
+    >>> body = b'{"code": "RF-H101", "errors": [{"error": "ConflictError", "what": "it differs"}]}'
     >>> error = problem_error(Answer(409, {}, body), "http://host/v1/samples")
-    >>> type(error).__name__, error.got
-    ('ConflictError', 'sample a')
+    >>> type(error).__name__, error.code, error.what
+    ('ConflictError', 'RF-H101', 'it differs')
     """
     problem = _problem(answer)
-    code = str(problem.get("code") or "")
-    kind = _CLASSES.get(code, RefusedError)
-    error = kind(
-        str(problem.get("title") or f"the server answered {answer.status}"),
-        code=code or None, where=_where(problem.get("where"), url),
-        expected=problem.get("expected"), got=problem.get("got") or _said(problem, answer),
-        remedy=problem.get("remedy"),
+    listed = problem.get("errors")
+    first = listed[0] if isinstance(listed, list) and listed else {}
+    said: dict[str, Any] = first if isinstance(first, dict) else {}
+    text = problem.get("detail") or answer.body[:200].decode(errors="replace")
+    request_id = problem.get("request_id")
+    error = _CLASSES.get(str(said.get("error")), RefusedError)(
+        str(said.get("what") or problem.get("title") or f"the server answered {answer.status}"),
+        code=said.get("code") or problem.get("code"), where=_where(said.get("where"), url),
+        expected=said.get("expected"),
+        got=said.get("got") or (f"request {request_id}" if said else f"{answer.status} {text}"),
+        remedy=said.get("remedy"),
     )  # fmt: skip
     for name in ("oldest", "limits"):
         if name in problem:
             setattr(error, name, problem[name])
     return error
-
-
-def _said(problem: Mapping[str, Any], answer: Answer) -> str:
-    text = problem.get("detail") or answer.body[:200].decode(errors="replace")
-    return f"{answer.status} {text}".strip()
 
 
 def _problem(answer: Answer) -> dict[str, Any]:

@@ -30,6 +30,7 @@ MAX_RECORDS = 256
 MAX_BYTES = 16 << 20
 IN_FLIGHT = 4
 WAIT_S = 20.0
+RETRY_FOR_S = Retries().for_s
 
 
 class Client:

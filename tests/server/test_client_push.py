@@ -49,6 +49,10 @@ def push(request, server):
     return run
 
 
+def problem_of(error, code):
+    return {"code": code, "errors": [{"error": error, "code": code, "what": "no", "where": {}}]}
+
+
 def stored(server):
     return concat(server.batches)
 
@@ -192,7 +196,7 @@ def test_a_request_whose_answer_was_lost_is_sent_again(server, push, fault):
 
 def test_a_key_that_is_still_running_is_asked_for_again(server, push):
     """A connection that broke leaves its request running at the server."""
-    server.faults = [(409, {}, {"code": "RF-H104", "title": "running"})]
+    server.faults = [(409, {}, problem_of("IdempotencyBusyError", "RF-H104"))]
     assert push(three_batches()[0]).retries == 1
 
 
@@ -208,11 +212,12 @@ def test_refusals_are_final(server, push, status):
 
 
 def test_a_problem_becomes_the_exception_of_its_code(server, push):
-    problem = {
-        "code": "RF-H101", "title": "the sample is stored with other content", "expected": "same",
-        "got": "sample 'a'", "remedy": "use new ids",
+    said = {
+        "error": "ConflictError", "code": "RF-H101", "what": "the sample has other content",
+        "expected": "the same", "got": "sample 'a'", "remedy": "use new ids",
         "where": {"batch": 0, "row": 1, "column": "sample_id"},
     }  # fmt: skip
+    problem = {"code": "RF-H101", "title": "conflict", "errors": [said], "request_id": "r"}
     server.faults = [(409, {}, problem)]
     with pytest.raises(ConflictError, match="RF-H101") as caught:
         push(three_batches()[0])
@@ -229,8 +234,8 @@ def test_other_servers_are_named(server, push):
 
 
 def test_it_gives_up(server, push):
-    server.faults = [(503, {}, {"title": "the queue is full", "code": "RF-H110"})] * 1000
-    with pytest.raises(rf.RaggedError, match="queue is full"):
+    server.faults = [(503, {}, problem_of("QueueFullError", "RF-H110"))] * 1000
+    with pytest.raises(rf.RaggedError, match="RF-H110"):
         push(three_batches()[0], retries=Retries(for_s=0.1, first_s=0.01))
     assert 1 < len(server.requests) < 60
 
@@ -285,7 +290,7 @@ def test_pauses_grow_within_bounds():
 
 def test_an_expired_cursor_carries_the_oldest(server):
     server.schema = small_schema()
-    server.faults = [(410, {}, {"code": "RF-H106", "title": "expired", "oldest": "77"})]
+    server.faults = [(410, {}, {**problem_of("CursorExpiredError", "RF-H106"), "oldest": "77"})]
     with Client(server.url, retries=QUICK) as client:
         with pytest.raises(CursorExpiredError) as caught:
             client.read("1")

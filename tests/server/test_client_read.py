@@ -10,7 +10,7 @@ from support.fake_server import fake_server
 
 import ragged_format as rf
 from ragged_format.ragged import concat
-from ragged_server.client import AsyncClient, Client, Retries, Share
+from ragged_server.client import AsyncClient, Client, RefusedError, Retries, Share
 
 QUICK = Retries(for_s=5, first_s=0.001, most_s=0.005)
 
@@ -111,6 +111,24 @@ def test_a_page_may_be_read_by_itself(server):
         assert (page.records, page.cursor) == (2, "9")
         page = client.read("9")
         assert (page.records, page.cursor, page.batches) == (0, "9", ())
+
+
+def test_a_log_without_samples_has_no_schema(pages):
+    with fake_server() as empty:
+        assert pages(url=empty.url, follow=False) == []
+        with Client(empty.url, retries=QUICK) as client:
+            page = client.read()
+            assert (page.batches, page.cursor, page.schema) == ((), "0", None)
+
+
+def test_another_server_is_told(server):
+    """Anything may answer 200."""
+    server.page = lambda params, headers: (b"<html>", "text/html", {})
+    with (
+        Client(server.url, retries=QUICK) as client,
+        pytest.raises(RefusedError, match="text/html"),
+    ):
+        client.read()
 
 
 def test_several_servers_are_one_log(server, pages):

@@ -78,7 +78,7 @@ class FakeServer:
                 elif parts.path == "/v1/status":
                     answer = b'{"records": 7}', "application/json", {}, 200
                 else:
-                    answer = *self.page(params, headers), 200
+                    answer = *self.page(params, headers), 200 if self.schema else 204
             if fault == "drop":
                 handler.close_connection = True
                 return None
@@ -118,6 +118,8 @@ class FakeServer:
 
     def page(self, params, headers):
         start = int(params.get("after", 0))
+        if self.schema is None:
+            return b"", STREAM, {"ragged_cursor": 0}
         end = min(len(self.batches), start + int(params.get("max_bytes", 1 << 30)) // 1000 + 1)
         sink = io.BytesIO()
         with rf.StreamWriter(sink, self.schema) as writer:
