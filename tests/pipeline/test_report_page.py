@@ -14,7 +14,7 @@ import pytest
 
 import ragged_format as rf
 from ragged_format.packing import pack_row
-from ragged_format.testing import rollouts
+from ragged_format.testing import fill_batch
 from ragged_pipeline import report as reports
 from ragged_pipeline.report.drawing import Drawing, Text
 from ragged_pipeline.report.page import figures_of, sections_of
@@ -90,10 +90,14 @@ def hostile(batch):
 
 @pytest.fixture(scope="module")
 def samples():
-    return rollouts(
-        np.random.default_rng(1), num_samples=24, vocab_size=400, prompt_length=9,
-        response_length=9, group_size=4, turns=2, max_candidates=30,
-    )  # fmt: skip
+    columns = [
+        "group_id", "finish_reason", "policy_version", "reward", "advantage", "candidate_counts",
+        "candidate_ids", "topk_counts", "topk_ids", "topk_log_probs",
+        rf.Column("own_counts", "target", pa.int32(), opens=f"../{HOSTILE}", head_kind="set"),
+        rf.Column(f"../{HOSTILE}_ids", f"../{HOSTILE}", pa.int32()),
+    ]  # fmt: skip
+    schema = rf.sample_schema(vocab_size=400, columns=columns)
+    return fill_batch(schema, np.random.default_rng(1), [12] * 24, max_width=30, nulls=0.1)
 
 
 @pytest.fixture(scope="module", params=["sample", "packed"])
@@ -101,7 +105,9 @@ def dataset(request, samples, tmp_path_factory):
     """A dataset of either profile, with hostile texts everywhere."""
     batch = hostile(samples)
     if request.param == "packed":
-        batch = rf.concat([pack_row(batch.slice(i, 8)) for i in range(0, 24, 8)])
+        batch = rf.concat(
+            [pack_row(batch.slice(i, 8), null_advantage="keep") for i in range(0, 24, 8)]
+        )
     schema = batch.schema.with_metadata(batch.schema.metadata | {b"note": HOSTILE.encode()})
     path = tmp_path_factory.mktemp("page") / "<b>data<b>"
     with rf.Writer(path, schema, lineage={HOSTILE: [{"deep": HOSTILE}], "ranks": 2}) as writer:
@@ -216,7 +222,8 @@ def test_pictures_show_the_same_figures(dataset, made, tmp_path):
     pytest.importorskip("matplotlib")
     found = reports.report(dataset, png_dir=tmp_path / "png")
     keys = [figure.key for figure in figures_of(sections_of(made[1]))]
-    assert [path.rsplit("/", 1)[1] for path in found.pngs] == [f"{key}.png" for key in keys]
+    assert [Path(path).name for path in found.pngs] == [f"{key}.png" for key in keys]
+    assert {Path(path).parent for path in found.pngs} == {tmp_path / "png"}
     for path in found.pngs:
         assert Path(path).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert found.html is None

@@ -42,8 +42,9 @@ def percent(share: float | None) -> str:
 
     Examples
     --------
-    >>> percent(0.4567), percent(0.99999), percent(0.0000001), percent(1.0), percent(None)
-    ('45.7 %', '> 99.9 %', '< 0.1 %', '100 %', '-')
+    >>> shares = (0.4567, 0.99999, 0.0000001, 1.0, None)
+    >>> [percent(share) for share in shares]
+    ['45.7 %', '> 99.9 %', '< 0.1 %', '100 %', '-']
     """
     if share is None:
         return "-"
@@ -61,14 +62,15 @@ def bytes_text(number: float) -> str:
 
     Examples
     --------
-    >>> bytes_text(512), bytes_text(1_536_000)
-    ('512 B', '1.54 MB')
+    >>> [bytes_text(number) for number in (512, 1_536_000)]
+    ['512 B', '1.54 MB']
     """
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000 or unit == "TB":
             break
         number /= 1000
-    return f"{number:.0f} B" if unit == "B" else f"{number:,.2f} {unit}"
+    text = f"{number:.0f}" if unit == "B" else f"{number:,.2f}"
+    return f"{text} {unit}"
 
 
 def span(low: float, high: float | None, *, integer: bool) -> str:

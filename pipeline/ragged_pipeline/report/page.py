@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -14,6 +13,7 @@ from ragged_format import __version__
 from ragged_pipeline.report import sections as first
 from ragged_pipeline.report import sections_training as then
 from ragged_pipeline.report.blocks import Block, Figure, Note, Section, Table, Tile
+from ragged_pipeline.report.escaping import escaped, sentence
 from ragged_pipeline.report.numerals import bytes_text, full
 from ragged_pipeline.report.palette import DARK, LIGHT, css_variables
 from ragged_pipeline.report.svg import svg
@@ -23,10 +23,7 @@ __all__ = ["MARK", "figures_of", "page", "sections_of"]
 # By this a report is known again, and may be replaced by another.
 MARK = '<meta name="generator" content="ragged report'
 # Pixels of a chart over the whole width, over half of it, and on a phone.
-WIDE, HALF = 800.0, 380.0
-# Letters of a text from the data that are shown.
-_LONGEST = 300
-_CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(127, 160)], "\ufffd")
+WIDE, HALF = 800.0, 350.0
 
 
 def sections_of(data: dict[str, Any]) -> list[Section]:
@@ -59,10 +56,10 @@ def page(data: dict[str, Any], sections: list[Section]) -> str:
     title = f"Report: {source['name']}"
     overview = Section("overview", "Overview", _overview(data))
     links = "".join(
-        f'<li><a href="#{s.key}">{_text(s.title)}</a></li>' for s in [overview, *sections]
+        f'<li><a href="#{s.key}">{escaped(s.title)}</a></li>' for s in [overview, *sections]
     )
     facts = "".join(
-        f"<div><dt>{_text(label)}</dt><dd>{_text(value)}</dd></div>"
+        f"<div><dt>{escaped(label)}</dt><dd>{escaped(value)}</dd></div>"
         for label, value in _facts(source)
     )
     return (
@@ -73,12 +70,12 @@ def page(data: dict[str, Any], sections: list[Section]) -> str:
         f"style-src 'sha256-{digest}'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<header class="top"><div><h1>{_text(source["name"])}</h1>'
-        f'<p>{_text(_kind(source))}</p><dl class="facts">{facts}</dl></div></header>\n'
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<header class="top"><div><h1>{escaped(source["name"])}</h1>'
+        f'<p>{escaped(_kind(source))}</p><dl class="facts">{facts}</dl></div></header>\n'
         f'<div class="frame">\n<nav aria-label="Sections"><ol>{links}</ol></nav>\n<main>\n'
         + "\n".join(map(_section, [overview, *sections]))
-        + f"\n<footer>Written by ragged-format {_text(__version__)}. Values are shown as they "
+        + f"\n<footer>Written by ragged-format {escaped(__version__)}. Values are shown as they "
         "are; <code>ragged validate</code> checks them.</footer>\n</main>\n</div>\n"
         "</body>\n</html>\n"
     )
@@ -134,7 +131,7 @@ def _section(section: Section) -> str:
     blocks = "".join(map(_block, _arranged(section.blocks)))
     return (
         f'<section id="{section.key}" aria-labelledby="{section.key}-h">'
-        f'<h2 id="{section.key}-h">{_text(section.title)}</h2>'
+        f'<h2 id="{section.key}-h">{escaped(section.title)}</h2>'
         + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
         + (f'<div class="cards">{blocks}</div>' if blocks else "")
         + "</section>"
@@ -156,28 +153,21 @@ def _arranged(blocks: list[Block]) -> list[Block]:
     return out
 
 
-def _text(text: str) -> str:
-    """Return a text for the page: without control characters, cut where it is very long."""
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "…"
-    return escape(text.translate(_CONTROLS))
-
-
 def _tile(tile: Tile) -> str:
-    note = f'<dd class="small">{_text(tile.note)}</dd>' if tile.note else ""
+    note = f'<dd class="small">{escaped(tile.note)}</dd>' if tile.note else ""
     return (
-        f'<div class="tile"><dt>{_text(tile.label)}</dt>'
-        f'<dd class="value">{_text(tile.value)}</dd>{note}</div>'
+        f'<div class="tile"><dt>{escaped(tile.label)}</dt>'
+        f'<dd class="value">{escaped(tile.value)}</dd>{note}</div>'
     )
 
 
 def _block(block: Block) -> str:
     if isinstance(block, Note):
-        return f'<p class="note">{_text(block.text)}</p>'
+        return f'<p class="note">{sentence(block.text)}</p>'
     if isinstance(block, Table):
         return (
-            f'<div class="card wide"><h3>{_text(block.title)}</h3>'
-            f'<p class="caption">{_text(block.caption)}</p>'
+            f'<div class="card wide"><h3>{escaped(block.title)}</h3>'
+            f'<p class="caption">{sentence(block.caption)}</p>'
             f"{_table(block.title, block.headers, block.rows, set(block.numbers))}</div>"
         )
     drawn = [("broad", WIDE), ("narrow", HALF)] if block.wide else [("broad", HALF)]
@@ -191,7 +181,7 @@ def _block(block: Block) -> str:
     table = _table(block.title, block.headers, block.rows, set(block.headers[1:]))
     return (
         f'<figure class="card{" wide" * block.wide}" id="figure-{block.key}">'
-        f"<h3>{_text(block.title)}</h3><figcaption>{_text(block.caption)}</figcaption>"
+        f"<h3>{escaped(block.title)}</h3><figcaption>{sentence(block.caption)}</figcaption>"
         f'<div class="plot{" both" * block.wide}">{charts}</div>'
         f"<details><summary>Numbers</summary>{table}</details></figure>"
     )
@@ -203,14 +193,14 @@ def _table(
     names = list(headers)
     classes = [' class="n"' if name in numbers else "" for name in names]
     head = "".join(
-        f'<th scope="col"{kind}>{_text(name)}</th>'
+        f'<th scope="col"{kind}>{escaped(name)}</th>'
         for name, kind in zip(names, classes, strict=True)
     )
     body = "".join(
         "<tr>"
         + "".join(
-            f'<th scope="row"{kind}>{_text(cell)}</th>' if number == 0
-            else f"<td{kind}>{_text(cell)}</td>"
+            f'<th scope="row"{kind}>{escaped(cell)}</th>' if number == 0
+            else f"<td{kind}>{escaped(cell)}</td>"
             for number, (cell, kind) in enumerate(zip(row, classes, strict=True))
         )
         + "</tr>"
@@ -218,6 +208,6 @@ def _table(
     )  # fmt: skip
     # A region that scrolls can be reached by keyboard.
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}: numbers">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(title)}: numbers">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

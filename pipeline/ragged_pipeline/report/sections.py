@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+import xxhash
 
 from ragged_pipeline.report.blocks import Figure, Note, Section, Table, Tile
 from ragged_pipeline.report.charts import Bar, Strip, bars, columns, curve, strips
@@ -161,6 +164,14 @@ def _axis_title(axis: dict[str, Any]) -> str:
     return names.get(name, name)
 
 
+def _key(axis: dict[str, Any]) -> str:
+    """Return a name of an axis that can be part of a file's name and of an element's."""
+    name: str = axis["axis"]
+    if re.fullmatch(r"[A-Za-z0-9_]{1,40}", name):
+        return name
+    return f"axis-{xxhash.xxh3_64_hexdigest(name.encode())}"
+
+
 def sets(data: dict[str, Any]) -> Section:
     """Return the section of candidate sets."""
     section = Section("sets", "Candidate sets")
@@ -203,7 +214,7 @@ def _add_sets(section: Section, axis: dict[str, Any]) -> None:
         rows.append((label, full(count), percent(count / owners), percent(reached / owners)))
     section.blocks.append(
         Figure(
-            f"sizes-{axis['axis']}", f"{_axis_title(axis)}: sizes",
+            f"sizes-{_key(axis)}", f"{_axis_title(axis)}: sizes",
             f"Ids per {axis['per']}, {plural(owners, axis['per'])}; median {full(sizes['p50'])}, "
             f"99 % up to {full(sizes['p99'])}, largest {full(sizes['max'])}. Singletons stand out: "
             "their token was certain. 0 is the whole vocabulary, or a set that is missing by flag.",
@@ -260,7 +271,7 @@ def padding(data: dict[str, Any]) -> Section:
         slots = {_SLOTS[name]: count for name, count in axis["slots"].items()}
         if axis["slots"]["elements"]:
             section.blocks.append(
-                _slots_figure(f"padding-{axis['axis']}", _axis_title(axis), slots, "slot", 4)
+                _slots_figure(f"padding-{_key(axis)}", _axis_title(axis), slots, "slot", 4)
             )
     if not section.blocks:
         section.blocks.append(Note("There is nothing to pad."))
@@ -302,9 +313,9 @@ def heads(data: dict[str, Any]) -> Section:
             continue
         section.blocks.append(
             histogram_figure(
-                f"sizes-{axis['axis']}", f"{_axis_title(axis)}: sizes", axis["sizes"],
+                f"sizes-{_key(axis)}", f"{_axis_title(axis)}: sizes", axis["sizes"],
                 unit="ids in the head", of=axis["per"], log=True,
-                caption=f"{full(axis['zero'])} have none.",
+                caption=f"{plural(axis['zero'], axis['per'])} without one." if axis["zero"] else "",
             )
         )  # fmt: skip
         section.blocks += _mass(axis)
@@ -340,13 +351,14 @@ def _mass(axis: dict[str, Any]) -> list[Figure | Note]:
         points = [(p["k"], p["mass"]) for p in mass["top"]]
         out.append(
             Figure(
-                f"mass-{axis['axis']}", f"{title}: mass of the first K",
+                f"mass-{_key(axis)}", f"{title}: mass of the first K",
                 f"Mean probability in the K likeliest ids, {plural(mass['heads'], 'head')}; all "
-                f"ids together hold {mass['mean']:.4%}. {over}",
+                f"ids together hold {percent(mass['mean'])}. {over}",
                 lambda width: curve(
                     width, points, x_label="K, ids", y_label="mean probability", paint="series3"
                 ),
-                ("K", "mean probability"), [(full(k), f"{share:.4%}") for k, share in points],
+                ("K", "mean probability"),
+                [(full(k), f"{100 * share:.4f} %") for k, share in points],
             )
         )  # fmt: skip
     tails = mass["tail_histogram"]
@@ -358,7 +370,7 @@ def _mass(axis: dict[str, Any]) -> list[Figure | Note]:
     counts = [b["count"] for b in tails]
     out.append(
         Figure(
-            f"tail-{axis['axis']}", f"{title}: tail outside",
+            f"tail-{_key(axis)}", f"{title}: tail outside",
             f"Probability that a head leaves out, {plural(mass['heads'], 'head')}; mean "
             f"{mass['mean_tail']:.3g}. Each column is named by its lower end.{odd}",
             lambda width: columns(

@@ -152,7 +152,7 @@ def forest(data: dict[str, Any]) -> Section:
     leaves = len(set(range(len(nodes))) - {node["parent"] for node in nodes})
     cut = f" The first {MOST_LINES} branches are drawn." if leaves > MOST_LINES else ""
     shared = (
-        "Dark nodes are shared: stored once, of several members."
+        "Strongly colored nodes are shared: stored once, of several members."
         if tree["member_tokens"] > tree["tokens"] else "Nothing is shared."
     )  # fmt: skip
     depths: list[int] = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from html import escape as _escape
-
 from ragged_pipeline.report.drawing import FONT, Drawing, Line, Rect, Shape
+from ragged_pipeline.report.escaping import escaped, sentence
 
 __all__ = ["svg"]
 
@@ -27,20 +26,15 @@ def svg(drawing: Drawing, *, key: str, title: str, description: str, variant: st
         f'<svg class="chart {variant}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}" '
         f'width="{_n(drawing.width)}" height="{_n(drawing.height)}" '
         f'role="img" aria-labelledby="{key}-t {key}-d">'
-        f'<title id="{key}-t">{escape(title)}</title><desc id="{key}-d">{escape(description)}'
+        f'<title id="{key}-t">{escaped(title)}</title><desc id="{key}-d">{sentence(description)}'
         f"</desc>{body}</svg>"
     )
-
-
-def escape(text: str) -> str:
-    """Return a text for the page, control characters replaced."""
-    return _escape("".join(c if c.isprintable() else "\ufffd" for c in text))
 
 
 def _shape(shape: Shape) -> str:
     if isinstance(shape, Rect):
         radius = f' rx="{_n(shape.radius)}"' if shape.radius else ""
-        tip = f"<title>{escape(shape.tip)}</title>" if shape.tip else ""
+        tip = f"<title>{escaped(shape.tip)}</title>" if shape.tip else ""
         return (
             f'<rect class="f {shape.paint}" x="{_n(shape.x)}" y="{_n(shape.y)}" '
             f'width="{_n(shape.width)}" height="{_n(shape.height)}"{radius}>{tip}</rect>'
@@ -55,7 +49,7 @@ def _shape(shape: Shape) -> str:
     bold = ' font-weight="600"' if shape.bold else ""
     return (
         f'<text class="f {shape.paint}" x="{_n(shape.x)}" y="{_n(shape.y)}"{anchor}{size}{bold}>'
-        f"{escape(shape.text)}</text>"
+        f"{escaped(shape.text)}</text>"
     )
 
 
