@@ -14,9 +14,9 @@ import ragged_format as rf
 from ragged_format.packing import pack_row, plan_rows
 from ragged_format.parse import parse_schema
 from ragged_format.testing import fill_batch, packed_batches, rollouts, sample_batches
-from ragged_pipeline.report import report
-from ragged_pipeline.report.page import page, sections_of
-from ragged_pipeline.report.statistics import Options, Statistics
+from ragged_pipeline.reports import report
+from ragged_pipeline.reports.page import page, sections_of
+from ragged_pipeline.reports.statistics import Options, Statistics
 
 COLUMNS = (
     "group_id", "policy_version", "reward", "advantage", "finish_reason", "env_name",

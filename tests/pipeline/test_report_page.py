@@ -15,10 +15,10 @@ import pytest
 import ragged_format as rf
 from ragged_format.packing import pack_row
 from ragged_format.testing import fill_batch
-from ragged_pipeline import report as reports
-from ragged_pipeline.report.drawing import Drawing, Text
-from ragged_pipeline.report.page import figures_of, sections_of
-from ragged_pipeline.report.palette import DARK, LIGHT
+from ragged_pipeline import reports
+from ragged_pipeline.reports.drawing import Drawing, Text
+from ragged_pipeline.reports.page import figures_of, sections_of
+from ragged_pipeline.reports.palette import DARK, LIGHT
 
 VOID = {"meta", "br", "polyline"}
 HOSTILE = "\"><script>alert(1)</script>'&lt;\x00\u202e<img src=http://evil.example/x onerror=a()>"

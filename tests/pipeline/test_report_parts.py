@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import ragged_format as rf
 from ragged_format.cli import app
 from ragged_format.testing import rollouts
-from ragged_pipeline.report import collect, report
-from ragged_pipeline.report.groups import Groups
-from ragged_pipeline.report.tally import LIMIT, Tally, Words
+from ragged_pipeline.reports import collect, report
+from ragged_pipeline.reports.groups import Groups
+from ragged_pipeline.reports.tally import LIMIT, Tally, Words
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_a_tally_folds_alike_however_it_is_divided():
 
 
 def test_many_groups_become_a_sample_of_whole_groups(monkeypatch):
-    monkeypatch.setattr("ragged_pipeline.report.groups.LIMIT", 100)
+    monkeypatch.setattr("ragged_pipeline.reports.groups.LIMIT", 100)
     rng = np.random.default_rng(0)
     keys = rng.integers(0, 1 << 63, 1000, dtype=np.uint64) * 2
     rewards = rng.normal(size=(4, 1000))

@@ -9,7 +9,7 @@ import typer
 
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
 from ragged_format.cli.sources import opened
-from ragged_pipeline.report.numerals import percent
+from ragged_pipeline.reports.numerals import percent
 
 __all__ = ["report"]
 
@@ -72,7 +72,7 @@ def report(
     The page is one HTML file that needs nothing else. Memory is bounded, and the figures are the
     same for any number of processes.
     """
-    from ragged_pipeline import report as reports
+    from ragged_pipeline import reports
 
     to_stdout = out == "-"
     printed = Output(ctx, json=json, data_on_stdout=to_stdout)

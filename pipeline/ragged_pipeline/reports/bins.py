@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ragged_pipeline.report.tally import Tally
+    from ragged_pipeline.reports.tally import Tally
 
 __all__ = ["histogram"]
 
@@ -30,7 +30,7 @@ def histogram(tally: Tally) -> list[dict[str, Any]]:
     Examples
     --------
     >>> import numpy as np
-    >>> from ragged_pipeline.report.tally import Tally
+    >>> from ragged_pipeline.reports.tally import Tally
     >>> tally = Tally()
     >>> tally.add(np.array([0, 1, 3, 4, 90]))
     >>> [(b["low"], b["high"], b["count"]) for b in histogram(tally)][:4]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragged_pipeline.report.blocks import Figure, Note, Section, Table, Tile
-from ragged_pipeline.report.charts import Bar, bars, columns
-from ragged_pipeline.report.forest_chart import MOST_LINES, forest_chart
-from ragged_pipeline.report.numerals import bytes_text, full, percent, short
-from ragged_pipeline.report.sections import histogram_figure, plural, words_figure
+from ragged_pipeline.reports.blocks import Figure, Note, Section, Table, Tile
+from ragged_pipeline.reports.charts import Bar, bars, columns
+from ragged_pipeline.reports.forest_chart import MOST_LINES, forest_chart
+from ragged_pipeline.reports.numerals import bytes_text, full, percent, short
+from ragged_pipeline.reports.sections import histogram_figure, plural, words_figure
 
 __all__ = ["balance", "data_section", "forest", "packing", "rewards", "staleness"]
 

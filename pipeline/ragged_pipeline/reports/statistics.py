@@ -12,15 +12,15 @@ import xxhash
 
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import RECORD, Column, RaggedSchema, type_name
-from ragged_pipeline.report.bins import histogram
-from ragged_pipeline.report.groups import Groups
-from ragged_pipeline.report.packed import Packing
-from ragged_pipeline.report.runs import Runs
-from ragged_pipeline.report.samples import Samples
-from ragged_pipeline.report.sets import Counted
-from ragged_pipeline.report.staleness import Staleness
-from ragged_pipeline.report.tally import Tally, Words
-from ragged_pipeline.report.widest import Widest
+from ragged_pipeline.reports.bins import histogram
+from ragged_pipeline.reports.groups import Groups
+from ragged_pipeline.reports.packed import Packing
+from ragged_pipeline.reports.runs import Runs
+from ragged_pipeline.reports.samples import Samples
+from ragged_pipeline.reports.sets import Counted
+from ragged_pipeline.reports.staleness import Staleness
+from ragged_pipeline.reports.tally import Tally, Words
+from ragged_pipeline.reports.widest import Widest
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragged_pipeline.report.tally import Tally
+from ragged_pipeline.reports.tally import Tally
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64

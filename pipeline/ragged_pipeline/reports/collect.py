@@ -13,7 +13,7 @@ from ragged_format.dataset import Dataset
 from ragged_format.errors import OutOfRangeError, Where
 from ragged_format.files import FileReader
 from ragged_format.validate import validate_batch
-from ragged_pipeline.report.statistics import Options, Statistics
+from ragged_pipeline.reports.statistics import Options, Statistics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,6 +172,6 @@ def _in_order(
     if workers <= 1:
         yield from ((part, gather_part(source, part, options)) for part in parts)
         return
-    from ragged_pipeline.report.processes import in_processes
+    from ragged_pipeline.reports.processes import in_processes
 
     yield from in_processes(source, parts, options, workers)

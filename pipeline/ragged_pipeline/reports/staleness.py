@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragged_pipeline.report.bins import histogram
-from ragged_pipeline.report.tally import Tally
+from ragged_pipeline.reports.bins import histogram
+from ragged_pipeline.reports.tally import Tally
 
 if TYPE_CHECKING:
-    from ragged_pipeline.report.samples import Samples
+    from ragged_pipeline.reports.samples import Samples
 
 __all__ = ["Staleness"]
 

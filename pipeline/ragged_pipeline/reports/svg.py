@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ragged_pipeline.report.drawing import FONT, Drawing, Line, Rect, Shape
-from ragged_pipeline.report.escaping import escaped, sentence
+from ragged_pipeline.reports.drawing import FONT, Drawing, Line, Rect, Shape
+from ragged_pipeline.reports.escaping import escaped, sentence
 
 __all__ = ["svg"]
 

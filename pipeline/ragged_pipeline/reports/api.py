@@ -12,8 +12,8 @@ from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetExistsError, LimitExceededError, Where
 from ragged_format.local_files import create
 from ragged_format.sources import open_source
-from ragged_pipeline.report.collect import gather
-from ragged_pipeline.report.statistics import Options
+from ragged_pipeline.reports.collect import gather
+from ragged_pipeline.reports.statistics import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def report(
         _check_free(Path(html))
     painter = None
     if png_dir is not None:
-        from ragged_pipeline.report.png import Painter
+        from ragged_pipeline.reports.png import Painter
 
         painter = Painter()  # before the data is read
     found: Any = open_source(source) if opened is None else opened
@@ -137,7 +137,7 @@ def report(
         data = {"source": _describe(found, source)} | statistics.to_json(token_budget=budget)
     if html is None and painter is None:
         return Report(data)
-    from ragged_pipeline.report.page import HALF, WIDE, figures_of, page, sections_of
+    from ragged_pipeline.reports.page import HALF, WIDE, figures_of, page, sections_of
 
     sections = sections_of(data)
     if html is not None:
@@ -172,7 +172,7 @@ def _check(*, least: int = 1, **options: int | None) -> None:
 
 def _check_free(path: Path) -> None:
     """Refuse to replace a file that no report wrote."""
-    from ragged_pipeline.report.page import MARK
+    from ragged_pipeline.reports.page import MARK
 
     if not path.is_file():
         return

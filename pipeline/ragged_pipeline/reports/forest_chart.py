@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragged_pipeline.report.charts import Scale
-from ragged_pipeline.report.drawing import Drawing, fitted, text_width
-from ragged_pipeline.report.numerals import full, short
+from ragged_pipeline.reports.charts import Scale
+from ragged_pipeline.reports.drawing import Drawing, fitted, text_width
+from ragged_pipeline.reports.numerals import full, short
 
 __all__ = ["MOST_LINES", "forest_chart"]
 

@@ -11,7 +11,7 @@ from ragged_format.view import locate
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
-    from ragged_pipeline.report.samples import Samples
+    from ragged_pipeline.reports.samples import Samples
 
 __all__ = ["Widest"]
 

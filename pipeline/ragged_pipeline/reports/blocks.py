@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ragged_pipeline.report.drawing import Drawing
+    from ragged_pipeline.reports.drawing import Drawing
 
 __all__ = ["Block", "Figure", "Note", "Section", "Table", "Tile"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import xxhash
 
-from ragged_pipeline.report.blocks import Figure, Note, Section, Table, Tile
-from ragged_pipeline.report.charts import Bar, Strip, bars, columns, curve, strips
-from ragged_pipeline.report.numerals import bytes_text, full, percent, short, span
+from ragged_pipeline.reports.blocks import Figure, Note, Section, Table, Tile
+from ragged_pipeline.reports.charts import Bar, Strip, bars, columns, curve, strips
+from ragged_pipeline.reports.numerals import bytes_text, full, percent, short, span
 
 __all__ = ["heads", "histogram_figure", "lengths", "padding", "plural", "sets", "words_figure"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragged_pipeline.report.exact import ExactSum
+from ragged_pipeline.reports.exact import ExactSum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,8 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format.errors import MissingDependencyError
-from ragged_pipeline.report.drawing import Drawing, Line, Rect, Text
-from ragged_pipeline.report.palette import LIGHT
+from ragged_pipeline.reports.drawing import Drawing, Line, Rect, Text
+from ragged_pipeline.reports.palette import LIGHT
 
 if TYPE_CHECKING:
     from pathlib import Path

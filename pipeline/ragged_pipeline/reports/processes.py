@@ -1,4 +1,4 @@
-"""Worker processes that gather parts, for :mod:`ragged_pipeline.report.collect`.
+"""Worker processes that gather parts, for :mod:`ragged_pipeline.reports.collect`.
 
 A worker is a fresh interpreter with two pipes. It needs no ``__main__`` of the caller, so that
 scripts without a guard work, and it ends when its pipes do, so that none outlives its parent.
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from ragged_format.errors import WorkerError
 
 if TYPE_CHECKING:
-    from ragged_pipeline.report.collect import Part
-    from ragged_pipeline.report.statistics import Options, Statistics
+    from ragged_pipeline.reports.collect import Part
+    from ragged_pipeline.reports.statistics import Options, Statistics
 
 __all__ = ["in_processes", "main"]
 
 # The parent's modules are the worker's, however the parent found them.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ragged_pipeline.report.processes import main; main()"
+    "from ragged_pipeline.reports.processes import main; main()"
 )
 # Parts per worker that may wait for an earlier one.
 _AHEAD = 4
@@ -127,7 +127,7 @@ def main() -> None:
     """Gather parts until standard input ends."""
     import pyarrow as pa
 
-    from ragged_pipeline.report.collect import gather_part
+    from ragged_pipeline.reports.collect import gather_part
 
     pa.set_cpu_count(1)
     answers = os.fdopen(os.dup(1), "wb")

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragged_pipeline.report.bins import nice
-from ragged_pipeline.report.drawing import FONT, Drawing, fitted, text_width
-from ragged_pipeline.report.numerals import full, short
+from ragged_pipeline.reports.bins import nice
+from ragged_pipeline.reports.drawing import FONT, Drawing, fitted, text_width
+from ragged_pipeline.reports.numerals import full, short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragged_format.rules import TargetFlag
-from ragged_pipeline.report.bins import histogram
-from ragged_pipeline.report.mass import Mass
-from ragged_pipeline.report.tally import Tally
+from ragged_pipeline.reports.bins import histogram
+from ragged_pipeline.reports.mass import Mass
+from ragged_pipeline.reports.tally import Tally
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
-    from ragged_pipeline.report.samples import Samples
+    from ragged_pipeline.reports.samples import Samples
 
 __all__ = ["Counted"]
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from ragged_format.errors import InvariantError, Where
 from ragged_format.lists import segment_sums
-from ragged_pipeline.report.bins import histogram
-from ragged_pipeline.report.runs import Runs
-from ragged_pipeline.report.tally import Tally
+from ragged_pipeline.reports.bins import histogram
+from ragged_pipeline.reports.runs import Runs
+from ragged_pipeline.reports.tally import Tally
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
-    from ragged_pipeline.report.samples import Samples
+    from ragged_pipeline.reports.samples import Samples
 
 __all__ = ["Packing"]
 

@@ -10,13 +10,13 @@ from importlib.resources import files
 from typing import Any
 
 from ragged_format import __version__
-from ragged_pipeline.report import sections as first
-from ragged_pipeline.report import sections_training as then
-from ragged_pipeline.report.blocks import Block, Figure, Note, Section, Table, Tile
-from ragged_pipeline.report.escaping import escaped, sentence
-from ragged_pipeline.report.numerals import bytes_text, full
-from ragged_pipeline.report.palette import DARK, LIGHT, css_variables
-from ragged_pipeline.report.svg import svg
+from ragged_pipeline.reports import sections as first
+from ragged_pipeline.reports import sections_training as then
+from ragged_pipeline.reports.blocks import Block, Figure, Note, Section, Table, Tile
+from ragged_pipeline.reports.escaping import escaped, sentence
+from ragged_pipeline.reports.numerals import bytes_text, full
+from ragged_pipeline.reports.palette import DARK, LIGHT, css_variables
+from ragged_pipeline.reports.svg import svg
 
 __all__ = ["MARK", "figures_of", "page", "sections_of"]
 
@@ -84,7 +84,7 @@ def page(data: dict[str, Any], sections: list[Section]) -> str:
 def _style() -> str:
     names = [role for role in LIGHT if role != "page"]
     roles = "".join(f".{role}{{color:var(--{role})}}" for role in names if role != "card")
-    text = (files("ragged_pipeline.report") / "page.css").read_text(encoding="utf-8")
+    text = (files("ragged_pipeline.reports") / "page.css").read_text(encoding="utf-8")
     return (
         f":root{{{css_variables(LIGHT)}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{css_variables(DARK)}}}}}"
