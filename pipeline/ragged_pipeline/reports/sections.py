@@ -54,6 +54,11 @@ def histogram_figure(
     """
     if not described["count"]:
         return Note(f"{title}: there is no value.")
+    if described["min"] == described["max"]:
+        every = (
+            f"each of {full(described['count'])} {of}s" if described["count"] > 1 else f"the {of}"
+        )
+        return Note(f"{title}: {full(described['min'])} for {every}.")
     bins = described["histogram"]
     counts = [b["count"] for b in bins]
     labels = [span(b["low"], b["high"], integer=integer) for b in bins]
