@@ -79,12 +79,13 @@ class DrainingServer(uvicorn.Server):
         if self._context.is_draining:
             self.force_exit = self.should_exit = True
             return
-        log.info("stopping", signal=signal.Signals(sig).name)
-        # Signal handlers run between any two steps of the loop, so that it does the rest.
         self._context.is_draining = True
-        self._loop.call_soon_threadsafe(self._begin)
+        # A handler runs between any two steps of this thread, which may hold a lock that the rest
+        # needs (that of the log, for one): the loop does it.
+        self._loop.call_soon_threadsafe(self._begin, signal.Signals(sig).name)
 
-    def _begin(self) -> None:
+    def _begin(self, name: str) -> None:
+        log.info("stopping", signal=name)
         self._context.drain()
         self._draining = self._loop.create_task(self._drain())
 
