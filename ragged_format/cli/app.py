@@ -20,7 +20,6 @@ from ragged_format.cli.demo import demo
 from ragged_format.cli.export import export
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail
-from ragged_format.cli.pack import pack
 from ragged_format.cli.validate import validate
 from ragged_format.errors import RaggedError
 from ragged_format.schema import FORMAT_VERSION
@@ -138,7 +137,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (validate, inspect, pack, compact, expand, export, demo):
+for _command in (validate, inspect, compact, expand, export, demo):
     app.command(cls=ListingCommand if _command is export else None)(_command)
 
 

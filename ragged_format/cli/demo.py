@@ -16,11 +16,11 @@ from rich.text import Text
 
 from ragged_format.cli.histogram import Counts, histogram_table
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
-from ragged_format.cli.pack import Packed, PackOptions, pack_batches
 from ragged_format.cli.totals import Totals
 from ragged_format.cli.validate import validate_source
 from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
+from ragged_format.packing import PackReport, pack_row, plan_rows
 from ragged_format.profiles import packed_from_sample
 from ragged_format.record_files import read_lines
 from ragged_format.writer import Writer, sweep
@@ -74,8 +74,8 @@ class _Demo:
         self.rollouts = self.directory / "rollouts.jsonl.gz"
         self.samples = self.directory / "samples"
         self.rows = self.directory / "packed"
-        self.packed = Packed()
-        self.options = PackOptions(token_budget=TOKEN_BUDGET)
+        self.packed = PackReport()
+        self.planned: dict[str, Any] = {}
         self.report: ConversionReport
         self.totals: Totals
 
@@ -132,7 +132,11 @@ class _Demo:
             self.stage("pack"),
             Writer(self.rows, schema, mode="overwrite", lineage={"made_by": LINEAGE}) as writer,
         ):
-            writer.write(pack_batches(samples.batches(), self.options, self.packed, lambda _: None))
+            records = samples[:]
+            plan = plan_rows(records, TOKEN_BUDGET)
+            self.planned = plan.metrics()
+            for row in plan.rows:
+                writer.write(pack_row(samples.take(row), report=self.packed))
         sweep(self.rows, grace_s=0)
 
     def _load_and_pad(self) -> None:
@@ -156,7 +160,7 @@ class _Demo:
 
     def show(self) -> None:
         """Print what the stages found, and what to try next."""
-        out, report, packed = self.out, self.report, self.packed.report
+        out, report, packed = self.out, self.report, self.packed
         elements = {axis: format_count(n) for axis, n in self.totals.elements.items()}
         found = {
             "convert": f"{format_count(report.responses.stored)} responses of vLLM → "
@@ -200,7 +204,7 @@ class _Demo:
         ]
         if self.cells:
             lines.append(("padding avoided", f"{self.avoided:.1%} of the tables' slots"))
-        lines.append(("packing ratio", f"{self.packed.report.packing_ratio:.2f} tokens per "
+        lines.append(("packing ratio", f"{self.packed.packing_ratio:.2f} tokens per "
                       "forwarded token"))  # fmt: skip
         return grid(lines)
 
@@ -224,8 +228,8 @@ class _Demo:
             **self.totals.to_json(),
             "counts": {axis: counts.to_json() for axis, counts in self.totals.counts.items()},
             "conversion": self.report.to_dict(),
-            "packing": self.packed.to_json(self.options),
-            "packing_ratio": round(self.packed.report.packing_ratio, 4),
+            "packing": self.planned,
+            "packing_ratio": round(self.packed.packing_ratio, 4),
             "padding": {
                 "slots": self.cells, "used": self.filled, "avoided": round(self.avoided, 4),
             },

@@ -51,7 +51,9 @@ class Plan:
         Samples in no row: nothing in them is scored; longer than the budget; left over by
         ``tail="drop"``.
     open_rows : list of (k,) int64
-        Rows of ``tail="open"`` that make no whole step, fewer than `ranks`.
+        Rows of ``tail="open"`` that make no whole step, or none of even load, and the emptiest.
+    open_load : (o,) int64
+        Attention score pairs of each of them.
     num_samples, token_budget, ranks : int
         As given.
     """
@@ -68,6 +70,7 @@ class Plan:
     token_budget: int
     ranks: int
     open_rows: list[Int64] = field(default_factory=list)
+    open_load: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def for_rank(self, rank: int) -> list[Int64]:
         """Return the rows of one rank, in step order."""
@@ -169,7 +172,8 @@ def plan_rows(
     tail : {"keep", "drop", "open"}
         What to do with rows that make no whole step at the end: split rows so that they do (where
         there are too few samples for that the last step is short: ``missing_rows``), leave them
-        out (``dropped``), or return them for :func:`deal_rows` (``open_rows``).
+        out (``dropped``), or return them, with those of uneven steps and the emptiest, for
+        :func:`deal_rows` (``open_rows``).
 
     Raises
     ------
@@ -202,11 +206,7 @@ def plan_rows(
         samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
         max_repeat=max_repeat, carried=max(window, LEAST_CARRIED), tail=tail,
     )  # fmt: skip
-    planned = np.flatnonzero(job.has_target & job.fits)
-    # Windows of equal size: a small last one would give rows that are hard to fill.
-    windows = np.array_split(planned, -(-len(planned) // window)) if len(planned) else []
-    for number, chosen in enumerate(windows, 1):
-        job.planner.add(chosen, last=number == len(windows))
+    job.planner.add_all(np.flatnonzero(job.has_target & job.fits), window)
     return job.plan()
 
 
@@ -223,6 +223,8 @@ def deal_rows(
     tail: Tail = "keep",
 ) -> Plan:
     """Deal rows that are formed already to ranks: those that several plans left open.
+
+    Rows that are not full are formed anew together, so that there may be fewer.
 
     Parameters
     ----------
@@ -242,8 +244,7 @@ def deal_rows(
         samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
         max_repeat=max_repeat, carried=0, tail=tail,
     )  # fmt: skip
-    for row in rows:
-        job.planner.adopt(np.sort(np.asarray(row, np.int64)))
+    job.planner.adopt([np.sort(np.asarray(row, np.int64)) for row in rows], LEAST_CARRIED)
     return job.plan()
 
 
@@ -278,6 +279,7 @@ class _Planning:
 
     def plan(self) -> Plan:
         rows, left = self.planner.finish(self.tail)
+        opened = left if self.tail == "open" else []
         lost = [row.samples for row in left] if self.tail == "drop" else []
         return Plan(
             rows=[np.sort(row.samples) for row in rows],
@@ -291,7 +293,8 @@ class _Planning:
             num_samples=len(self.lengths),
             token_budget=self.budget,
             ranks=self.ranks,
-            open_rows=[np.sort(row.samples) for row in left] if self.tail == "open" else [],
+            open_rows=[np.sort(row.samples) for row in opened],
+            open_load=_each(opened, lambda row: row.load),
         )
 
 

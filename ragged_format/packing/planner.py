@@ -30,6 +30,9 @@ __all__ = ["Planner", "Sorter", "Tail"]
 Tail = Literal["keep", "drop", "open"]
 # Rows of the last steps that are taken apart to make even ones with the rows left over.
 MOST_TAIL = 512
+# A step whose heaviest row is beyond the mean by this share is left open, where steps may be: among
+# the rows of more samples it may find better company.
+UNEVEN = 0.02
 
 
 class Sorter:
@@ -96,7 +99,7 @@ class Planner:
         """Plan one window; all of its rows are there after the last."""
         rows = self.form(np.sort(np.concatenate([self.carried, samples])))
         if not last:
-            emptiest = min(rows, key=lambda row: (row.unique_tokens, row.first))
+            emptiest = _emptiest(rows)
             few = len(emptiest.samples) <= self.most_carried
             if few and emptiest.unique_tokens < FULL * self.budget:
                 rows = [row for row in rows if row is not emptiest]
@@ -105,10 +108,21 @@ class Planner:
                 self.carried = np.zeros(0, np.int64)
         self.rows += rows
 
-    def adopt(self, samples: Int64) -> None:
-        """Add a row that is formed already."""
-        order, window = self.window(samples)
-        self.rows += _planned(order, window, [Row(0, [(0, len(order))])])
+    def adopt(self, rows: list[Int64], window: int) -> None:
+        """Add rows that are formed already; those that are not full are formed anew together."""
+        loose: list[PlannedRow] = []
+        for samples in rows:
+            order, known = self.window(samples)
+            row = _planned(order, known, [Row(0, [(0, len(order))])])[0]
+            (self.rows if row.unique_tokens >= FULL * self.budget else loose).append(row)
+        if loose:
+            self.add_all(np.sort(np.concatenate([row.samples for row in loose])), window)
+
+    def add_all(self, samples: Int64, window: int) -> None:
+        """Plan samples in windows of equal size: a small last one gives rows hard to fill."""
+        windows = np.array_split(samples, -(-len(samples) // window)) if len(samples) else []
+        for number, chosen in enumerate(windows, 1):
+            self.add(chosen, last=number == len(windows))
 
     def sorted(self, samples: Int64) -> tuple[Int64, Int64]:
         """Return samples in prefix order, and what each shares with the one before."""
@@ -131,9 +145,18 @@ class Planner:
 
     def finish(self, tail: Tail) -> tuple[list[PlannedRow], list[PlannedRow]]:
         """Return all rows, step by step, and those that make no step."""
+        loose: list[PlannedRow] = []
+        if tail == "open" and self.rows:
+            emptiest = _emptiest(self.rows)
+            if emptiest.unique_tokens < FULL * self.budget:
+                loose = [emptiest]
+                self.rows = [row for row in self.rows if row is not emptiest]
         steps, left = self.even_steps(self.rows)
         if tail == "keep" and left:
             steps, left = self.with_tail(steps, left), []
+        if tail == "open":
+            left = [*loose, *left, *(row for step in steps if _uneven(step) for row in step)]
+            steps = [step for step in steps if not _uneven(step)]
         return [row for step in deal(steps, self.ranks) for row in step], left
 
     def even_steps(self, rows: list[PlannedRow]) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
@@ -188,6 +211,14 @@ class Planner:
             if len(rows) == count and max(row.unique_tokens for row in rows) <= self.budget
         ]
         return min(fitting, key=lambda rows: sorted((row.load for row in rows), reverse=True))
+
+
+def _emptiest(rows: list[PlannedRow]) -> PlannedRow:
+    return min(rows, key=lambda row: (row.unique_tokens, row.first))
+
+
+def _uneven(step: list[PlannedRow]) -> bool:
+    return _slowest(step) * len(step) > (1 + UNEVEN) * sum(row.load for row in step)
 
 
 def _slowest(step: list[PlannedRow]) -> int:

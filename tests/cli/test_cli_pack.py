@@ -7,15 +7,14 @@ import pyarrow as pa
 import pytest
 
 import ragged_format as rf
-from ragged_format.cli import pack as pack_module
 from ragged_format.packing import unpack_row
 from ragged_format.testing import assert_ragged_equal, rollouts
 
 KEYS = {
     "command", "ok", "path", "input", "packing", "fork", "token_budget", "ranks", "samples",
     "planned", "without_target", "oversize", "dropped", "rows", "steps", "missing_rows", "tokens",
-    "unique_tokens", "targets", "packing_ratio", "fill", "imbalance", "null_advantages",
-    "conflicts",
+    "unique_tokens", "targets", "load", "slowest_load", "packing_ratio", "fill", "imbalance",
+    "null_advantages", "conflicts", "records", "shards", "bytes", "tasks", "resumed", "unchanged",
 }  # fmt: skip
 
 
@@ -48,9 +47,11 @@ def test_every_sample_comes_back_out_of_its_row(
     assert found["packing_ratio"] == round(found["tokens"] / found["unique_tokens"], 4)
     assert found["fill"] == round(sum(lengths) / (90 * len(lengths)), 4)
     assert (found["packing_ratio"] > 1) == (packing == "tree")
-    assert rows.lineage == {
-        "packed_from": str(dataset), "packing": packing, "fork": fork, "token_budget": 90,
-    }  # fmt: skip
+    [made] = rows.lineage["jobs"]
+    assert made["job"] == "pack"
+    chosen = {"packing": packing, "fork": fork, "token_budget": 90, "ranks": 1}
+    assert made["options"] | chosen == made["options"]
+    assert made["figures"]["rows"] == len(lengths)
 
 
 def test_text(invoke, tmp_path, dataset):
@@ -67,23 +68,19 @@ def test_through_pipes(invoke, samples):
     rf.write_stream(sink, [samples])
     done = invoke("pack", "-", "-", "--token-budget", "90", stdin=sink.getvalue())
     rows = list(rf.read_stream(done.stdout_bytes, validate="full"))
-    assert sum(len(row["member_sample_id"][0]) for row in rows) == 24
+    assert sum(len(ids) for part in rows for ids in part["member_sample_id"]) == 24
     assert " rows → -" in done.stderr
 
 
-def test_chunks_are_planned_by_themselves_and_counted_together(
-    invoke_json, monkeypatch, tmp_path, samples
-):
-    with rf.Writer(tmp_path / "in", samples.schema, batch_rows=6) as writer:
-        writer.write(samples)
-    whole = invoke_json("pack", tmp_path / "in", tmp_path / "whole", "--ranks", "2")
-    monkeypatch.setattr(pack_module, "CHUNK_BYTES", 1)
-    parts = invoke_json("pack", tmp_path / "in", tmp_path / "parts", "--ranks", "2")
-    assert (whole["steps"], parts["steps"]) == (1, 4)
-    for key in ("samples", "planned", "tokens", "targets"):
+def test_windows_are_planned_by_themselves_and_counted_together(invoke_json, tmp_path, dataset):
+    words = ("pack", dataset, "--ranks", "2", "--token-budget", "60")
+    whole = invoke_json(*words, tmp_path / "whole")
+    parts = invoke_json(*words, tmp_path / "parts", "--shard-bytes", "1KiB")
+    assert (whole["tasks"], parts["tasks"] > 3) == (1, True)
+    for key in ("samples", "planned", "tokens", "targets", "missing_rows"):
         assert whole[key] == parts[key]
+    assert parts["rows"] % 2 == 0
     assert_ragged_equal(unpacked(tmp_path / "whole"), unpacked(tmp_path / "parts"))
-    assert parts["imbalance"] >= 1
 
 
 def test_what_is_left_out_is_counted_and_said(invoke, invoke_json, tmp_path):
@@ -154,10 +151,14 @@ def test_packed_rows_are_not_packed_again(invoke_json, tmp_path, dataset):
 def test_existing_output_is_refused_unless_told_otherwise(invoke_json, tmp_path, dataset):
     out = tmp_path / "out"
     first = invoke_json("pack", dataset, out)
-    assert invoke_json("pack", dataset, out, exit_code=1)["code"] == "RF-C009"
-    invoke_json("pack", dataset, out, "--mode", "append")
-    assert rf.Dataset(out).num_rows == 2 * first["rows"]
-    invoke_json("pack", dataset, out, "--mode", "overwrite")
+    again = invoke_json("pack", dataset, out)
+    assert (first["unchanged"], again["unchanged"]) == (False, True)
+    assert again["rows"] == first["rows"]
+    other = ("pack", dataset, out, "--token-budget", "90")
+    assert invoke_json(*other, exit_code=1)["code"] == "RF-C009"
+    more = invoke_json(*other, "--mode", "append")
+    assert rf.Dataset(out).num_rows == first["rows"] + more["rows"]
+    invoke_json("pack", dataset, out, "--mode", "overwrite", "--force")
     assert rf.Dataset(out).num_rows == first["rows"]
 
 
