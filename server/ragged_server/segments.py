@@ -138,6 +138,7 @@ def scan_segment(path: Path, log_key: str | None) -> Scan:
         return scan
     data = pa.memory_map(str(path)).read_buffer()
     source = BufferSource(data)
+    position = 0
     try:
         head = next_head(source, source.read(8), max_bytes=MAX_MESSAGE_BYTES)
         if head is None:
@@ -151,10 +152,10 @@ def scan_segment(path: Path, log_key: str | None) -> Scan:
             scan.ends.append(position)
     except RaggedError as err:
         scan.fault = f"{err.what} ({err.got})" if err.got is not None else err.what
-        if scan.known is not None:
-            key = scan.commits[0].log_key if scan.commits else log_key
-            number = scan.commits[-1].number if scan.commits else 0
-            scan.later = _later_commit(data.slice(position), key, number)
+        key = scan.commits[0].log_key if scan.commits else log_key
+        # Without a schema nothing was committed, so that any commit is one too many.
+        end = scan.end_sequence if scan.known is not None else -1
+        scan.later = _later_commit(data.slice(position), key, end)
     return scan
 
 
@@ -206,7 +207,12 @@ def _groups(
         raise CorruptError("the last batches have no commit", expected="a commit", got="the end")
 
 
-def _later_commit(data: pa.Buffer, log_key: str | None, number: int) -> Commit | None:
+def _later_commit(data: pa.Buffer, log_key: str | None, end: int) -> Commit | None:
+    """Return a commit that was made after another one which is not whole.
+
+    A commit is written when the sync of the one before was acknowledged. The one that begins at
+    `end` may have been interrupted itself.
+    """
     view = memoryview(data).cast("B")
     for match in _COMMIT_TEXT.finditer(view):
         start = match.start()
@@ -220,7 +226,11 @@ def _later_commit(data: pa.Buffer, log_key: str | None, number: int) -> Commit |
             continue
         checksum = text_digest(text).hex().encode()
         behind = bytes(view[start + size : start + size + 256])
-        if checksum in behind and commit.log_key == log_key and commit.number > number:
+        if (
+            checksum in behind
+            and commit.log_key == (log_key or commit.log_key)
+            and commit.sequence > end
+        ):
             return commit
     return None
 

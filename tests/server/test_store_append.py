@@ -1,12 +1,12 @@
 """What is acknowledged, what is stored once, what is refused."""
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from support.store_kit import ROOM, everything, ids_of, request, samples
 
 import ragged_format as rf
 from ragged_format.errors import SchemaMismatchError
-from ragged_format.testing import assert_ragged_equal, rollouts
+from ragged_format.testing import assert_ragged_equal
 from ragged_server.errors import (
     ClosedStoreError,
     ConflictError,
@@ -21,38 +21,11 @@ from ragged_server.prepare import prepare
 from ragged_server.records import Quota, StoreSettings
 from ragged_server.store import Store
 
-ROOM = 64 << 20
-
-
-def samples(count=4, *, seed=0, prefix="s", **options):
-    rng = np.random.default_rng(seed)
-    return rollouts(
-        rng, num_samples=count, prompt_length=8, response_length=12, prefix=prefix, **options
-    )
-
-
-def request(batch, **options):
-    return prepare(batch.schema, [batch], **options)
-
 
 @pytest.fixture
 def store(tmp_path):
     with Store(tmp_path / "live", StoreSettings()) as opened:
         yield opened
-
-
-def everything(store):
-    batches, cursor = [], None
-    while True:
-        page = store.read(cursor, max_bytes=ROOM)
-        batches += page.batches
-        if page.cursor == cursor or not page.records:
-            return batches
-        cursor = page.cursor
-
-
-def ids_of(batches):
-    return [name for batch in batches for name in batch.column("sample_id").to_pylist()]
 
 
 def test_records_come_back_as_they_were_sent(store):
