@@ -216,8 +216,11 @@ class CompactReader:
         """Number of batches, the trailer not counted."""
         return self.trailer.batches
 
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return one batch, decoded; its digest is compared if the reader verifies."""
+    def batch(self, index: int, *, keep: bool = True) -> pa.RecordBatch:
+        """Return one batch, decoded; its digest is compared if the reader verifies.
+
+        The last few are kept, unless the caller keeps what it needs.
+        """
         if not 0 <= index < self.num_batches:
             raise OutOfRangeError(
                 "there is no such batch", where=Where(file=str(self.path)),
@@ -226,9 +229,10 @@ class CompactReader:
         batch = self._kept.get(index)
         if batch is None:
             batch = self._decode(index, Tally(), verify=self._verify)
-            if len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[index] = batch
+            if keep:
+                if len(self._kept) >= _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[index] = batch
         return self._projection.apply(batch)
 
     def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

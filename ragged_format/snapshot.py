@@ -127,10 +127,21 @@ class ShardReader:
                 remedy="restore the file from a copy",
             )  # fmt: skip
 
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return one batch under the dataset's schema, a view."""
+    @property
+    def decodes(self) -> bool:
+        """Whether batches are decoded into memory of their own."""
+        return isinstance(self._file, CompactReader)
+
+    def batch(self, index: int, *, keep: bool = True) -> pa.RecordBatch:
+        """Return one batch under the dataset's schema, a view.
+
+        Of decoded batches the last few are kept, unless the caller keeps what it needs.
+        """
         with self._named():
-            batch = self._file.batch(index)
+            if isinstance(self._file, CompactReader):
+                batch = self._file.batch(index, keep=keep)
+            else:
+                batch = self._file.batch(index)
         return conform(batch, self._known, Where(str(self.path), index))
 
     def batches(self, *, verify: bool = False) -> Iterator[pa.RecordBatch]:

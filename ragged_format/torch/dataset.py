@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from ragged_format.arguments import column_names
+from ragged_format.arguments import check_integer, column_names
 from ragged_format.errors import OutOfRangeError, StateMismatchError
 from ragged_format.torch.arguments import indices_array
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.forks import check_fork
+from ragged_format.torch.kept_views import DECODED_BYTES
 from ragged_format.torch.source import Records, SourceLike, open_random_access
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class RaggedDataset(Dataset[RaggedBatch]):
         Columns wanted; the counts that their axes need are added. Default: all.
     verify : bool
         Compare each record batch of the source with its digest when it is first read.
+    max_decoded_bytes : int
+        Most bytes of decoded record batches that are kept, of compact shards.
 
     Raises
     ------
@@ -74,12 +77,15 @@ class RaggedDataset(Dataset[RaggedBatch]):
         *,
         columns: Iterable[str] | None = None,
         verify: bool = False,
+        max_decoded_bytes: int = DECODED_BYTES,
     ) -> None:
         self._source = source
         self._columns = column_names(columns)
         self._verify = verify
+        check_integer("max_decoded_bytes", max_decoded_bytes, 0)
+        self._max_decoded_bytes = max_decoded_bytes
         opened = open_random_access(source, verify=verify)
-        self._records = Records(opened, self._columns)
+        self._records = Records(opened, self._columns, max_decoded_bytes=max_decoded_bytes)
         self.fingerprint = opened.fingerprint
 
     @property
@@ -124,13 +130,14 @@ class RaggedDataset(Dataset[RaggedBatch]):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "source": self._source, "columns": self._columns, "verify": self._verify,
-            "fingerprint": self.fingerprint,
+            "max_decoded_bytes": self._max_decoded_bytes, "fingerprint": self.fingerprint,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         RaggedDataset.__init__(
-            self, state["source"], columns=state["columns"], verify=state["verify"]
-        )
+            self, state["source"], columns=state["columns"], verify=state["verify"],
+            max_decoded_bytes=state["max_decoded_bytes"],
+        )  # fmt: skip
         if self.fingerprint != state["fingerprint"]:
             raise StateMismatchError(
                 "the dataset changed between processes", expected=state["fingerprint"],

@@ -15,6 +15,7 @@ from ragged_format.parse import parse_schema
 from ragged_format.torch.arena import allocate
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.forks import check_fork
+from ragged_format.torch.kept_views import DECODED_BYTES
 from ragged_format.torch.reading import Reading, Shuffle
 from ragged_format.torch.state import Point, parse
 
@@ -49,7 +50,7 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
     Parameters
     ----------
     source, batch_size, columns, token_budget, shuffle, block_size, window, seed, rank, world_size,
-    replicas, tail, verify
+    replicas, tail, verify, max_decoded_bytes
         As for :class:`RaggedLoader`.
 
     Raises
@@ -91,10 +92,11 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
         replicas: int = 1,
         tail: Tail = "keep",
         verify: bool = False,
+        max_decoded_bytes: int = DECODED_BYTES,
     ) -> None:
         self._reading = Reading(
             source, batch_size, column_names(columns), token_budget, shuffle,
-            block_size, window, seed, rank, world_size, replicas, tail, verify,
+            block_size, window, seed, rank, world_size, replicas, tail, verify, max_decoded_bytes,
         )  # fmt: skip
         self._producer: Producer | None = self._reading.open()
         self._identity = self._producer.identity

@@ -14,6 +14,7 @@ from ragged_format.errors import RaggedError, StateMismatchError
 from ragged_format.torch.arena import Ring, RingStats
 from ragged_format.torch.arguments import usable_device
 from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.kept_views import DECODED_BYTES
 from ragged_format.torch.prefetch import Prefetcher
 from ragged_format.torch.reading import Reading, Shuffle
 from ragged_format.torch.state import Point, parse
@@ -50,7 +51,9 @@ class RaggedLoader:
     ----------
     source : path, dataset, RecordBatch, Table, sequence of RecordBatch, CachedDataset or Mixture
         Anything with random access: a dataset or file that ``rf.open_source`` opens, batches in
-        memory, a dataset that is elsewhere, or several of these.
+        memory, a dataset that is elsewhere, or several of these. Also the path of a stream that can
+        be read more than once, without shuffling: a state is a number of records there as
+        elsewhere, and continuing before the place at hand reads the stream anew.
     batch_size : int, optional
         Records in a batch of this rank. Default: 1; with a token budget, as many as fit.
     columns : iterable of str, optional
@@ -84,6 +87,9 @@ class RaggedLoader:
         Batches made ahead; 0 makes them in the calling thread.
     verify : bool
         Compare each record batch of the source with its digest when it is first read.
+    max_decoded_bytes : int
+        Most bytes of decoded record batches that are kept, beside those that one batch needs: of
+        compact shards, which are decoded a record batch at a time, and of streams.
 
     Raises
     ------
@@ -130,11 +136,12 @@ class RaggedLoader:
         tail: Tail = "keep",
         prefetch: int = 2,
         verify: bool = False,
+        max_decoded_bytes: int = DECODED_BYTES,
     ) -> None:
         check_integer("prefetch", prefetch, 0)
         reading = Reading(
             source, batch_size, column_names(columns), token_budget, shuffle,
-            block_size, window, seed, rank, world_size, replicas, tail, verify,
+            block_size, window, seed, rank, world_size, replicas, tail, verify, max_decoded_bytes,
         )  # fmt: skip
         self._reading = reading
         self._producer = reading.open()

@@ -48,6 +48,7 @@ class Reading:
     replicas: int
     tail: Tail
     verify: bool
+    max_decoded_bytes: int
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
@@ -66,6 +67,7 @@ class Reading:
             )  # fmt: skip
         # Any integer: it is hashed.
         check_integer("seed", self.seed, -sys.maxsize)
+        check_integer("max_decoded_bytes", self.max_decoded_bytes, 0)
         check_choice("tail", self.tail, ("keep", "drop", "pad", "empty"))
         if self.shuffle not in (True, False, "global", "block"):
             raise LimitExceededError(
@@ -77,7 +79,7 @@ class Reading:
         """Open the source and return what makes its batches."""
         opened, num_rows, order = self._opened()
         producer = Producer(
-            Records(opened, self.columns),
+            Records(opened, self.columns, max_decoded_bytes=self.max_decoded_bytes),
             self._dealer(num_rows),
             order,
             Identity(opened.fingerprint, num_rows, self._shuffle_name(), self.seed, self.tail),
@@ -93,7 +95,8 @@ class Reading:
 
     def _opened(self) -> tuple[Opened, int, Callable[[int], Order]]:
         if not isinstance(self.source, Mixture):
-            opened = open_random_access(self.source, verify=self.verify)
+            in_order = not self.shuffle
+            opened = open_random_access(self.source, verify=self.verify, in_order=in_order)
             num_rows = int(opened.shards.bounds[-1])
             return opened, num_rows, partial(self._order, num_rows, opened.fingerprint)
         parts = [open_random_access(part, verify=self.verify) for part in self.source.sources]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from ragged_format.arguments import list_of
+from ragged_format.compact_files import CompactReader
 from ragged_format.dataset import Dataset
 from ragged_format.digest import digest
 from ragged_format.errors import (
@@ -25,12 +26,16 @@ from ragged_format.errors import (
 )
 from ragged_format.files import FileReader
 from ragged_format.lists import offsets_of
+from ragged_format.local_files import local_path
 from ragged_format.parse import parse_schema
 from ragged_format.snapshot import Snapshot
 from ragged_format.sources import open_source
+from ragged_format.streams import StreamReader
 from ragged_format.torch.cache import CachedDataset
 from ragged_format.torch.gather import Runs
+from ragged_format.torch.kept_views import DECODED_BYTES, KeptViews
 from ragged_format.torch.plan import Plan, plan_of
+from ragged_format.torch.stream_source import StreamShard
 from ragged_format.torch.views import View, open_view
 
 if TYPE_CHECKING:
@@ -43,9 +48,6 @@ SourceLike: TypeAlias = (
     str | os.PathLike[str] | Dataset | FileReader | pa.RecordBatch | pa.Table
     | Sequence[pa.RecordBatch] | CachedDataset
 )  # fmt: skip
-
-# Opened batches that are kept; each is some kilobytes of views, the data itself stays mapped.
-_KEPT_VIEWS = 16_384
 
 
 class Shard(Protocol):
@@ -61,8 +63,13 @@ class Shard(Protocol):
         """First record of each batch, and their number, (batches + 1,) int64."""
         ...
 
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return one batch."""
+    @property
+    def decodes(self) -> bool:
+        """Whether batches are decoded into memory of their own."""
+        ...
+
+    def batch(self, index: int, *, keep: bool = True) -> pa.RecordBatch:
+        """Return one batch; without `keep`, the caller keeps it if it is decoded."""
         ...
 
 
@@ -96,16 +103,22 @@ class Opened(NamedTuple):
 
 
 class _Single:
-    """A file, or batches in memory, as the only shard."""
+    """A file, a stream, or batches in memory, as the only shard."""
 
     def __init__(
-        self, rows: Sequence[int], source: FileReader | Sequence[pa.RecordBatch], path: Path | None
+        self,
+        bounds: Int64,
+        batch: Callable[[int], pa.RecordBatch],
+        path: Path | None = None,
+        *,
+        decodes: bool = False,
     ) -> None:
         self.path = path
-        self.bounds = offsets_of(np.asarray(rows, np.int64))
-        self._batch = source.batch if isinstance(source, FileReader) else source.__getitem__
+        self.bounds = bounds
+        self.decodes = decodes
+        self._batch = batch
 
-    def batch(self, index: int) -> pa.RecordBatch:
+    def batch(self, index: int, *, keep: bool = True) -> pa.RecordBatch:  # noqa: ARG002
         return self._batch(index)
 
 
@@ -118,8 +131,10 @@ class _Only:
         return self._shard
 
 
-def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
+def open_random_access(source: SourceLike, *, verify: bool, in_order: bool = False) -> Opened:
     """Open what :class:`ragged_format.torch.RaggedLoader` accepts.
+
+    A stream at a path is accepted where records are read `in_order`.
 
     Raises
     ------
@@ -145,13 +160,31 @@ def open_random_access(source: SourceLike, *, verify: bool) -> Opened:
         return Opened(manifest.known.ragged, manifest.fingerprint, shards)
     if isinstance(found, FileReader):
         file = FileReader(found.path, verify=verify)
-        only = _Only(_Single(file.rows_per_batch, file, file.path))
+        bounds = offsets_of(np.asarray(file.rows_per_batch, np.int64))
+        only = _Only(_Single(bounds, file.batch, file.path))
         return Opened(found.ragged_schema, file.trailer.digest, only)
+    if isinstance(found, CompactReader):
+        compact = CompactReader(found.path, verify=verify)
+        bounds = offsets_of(np.asarray(compact.rows_per_batch, np.int64))
+        batch = partial(compact.batch, keep=False)
+        only = _Only(_Single(bounds, batch, compact.path, decodes=True))
+        return Opened(found.ragged_schema, compact.trailer.digest, only)
+    if isinstance(found, StreamReader):
+        if isinstance(source, str | os.PathLike):
+            found.close()
+        if in_order and isinstance(source, str | os.PathLike):
+            stream = StreamShard(local_path(source), verify=verify)
+            only = _Only(_Single(stream.bounds, stream.batch, stream.path, decodes=True))
+            return Opened(stream.ragged_schema, stream.digest, only)
     if isinstance(found, list | tuple):
         return _in_memory(found)
+    is_stream = isinstance(found, StreamReader)
     raise UnsupportedFeatureError(
-        "the source has no random access", expected="a dataset, a file or record batches",
-        got=type(found).__name__, remedy="write it to a dataset first: rf.Writer(path, schema)",
+        "a stream is read in order, by its path" if is_stream else
+        "the source has no random access",
+        expected="a dataset, a file or record batches", got=type(found).__name__,
+        remedy="write it to a dataset first (rf.Writer); RaggedLoader and RaggedIterable take the "
+        "path of a stream, with shuffle=False and outside a mixture",
     )  # fmt: skip
 
 
@@ -220,7 +253,8 @@ def _in_memory(batches: Sequence[pa.RecordBatch]) -> Opened:
                 where=Where(batch=number), expected=schema, got=other,
             )  # fmt: skip
         whole.update(digest(batch))
-    shard = _Single([batch.num_rows for batch in batches], batches, None)
+    bounds = offsets_of(np.array([batch.num_rows for batch in batches], np.int64))
+    shard = _Single(bounds, batches.__getitem__)
     return Opened(schema, whole.hexdigest(), _Only(shard))
 
 
@@ -242,6 +276,8 @@ class Records:
     source : Opened
     columns : iterable of str, optional
         Columns wanted. Default: all.
+    max_decoded_bytes : int
+        Most bytes of decoded batches that are kept, of compact shards and streams.
 
     Raises
     ------
@@ -249,14 +285,20 @@ class Records:
         A column does not exist (``RF-S003``).
     """
 
-    def __init__(self, source: Opened, columns: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        source: Opened,
+        columns: Iterable[str] | None = None,
+        *,
+        max_decoded_bytes: int = DECODED_BYTES,
+    ) -> None:
         schema = source.schema
         self.schema = schema
         self.plan: Plan = plan_of(schema if columns is None else schema.select(columns))
         self._shards = source.shards
         self._bounds = source.shards.bounds
         self.num_rows = int(self._bounds[-1])
-        self._views: dict[int, View] = {}
+        self.kept = KeptViews(max_decoded_bytes)
         # The batch that was read last: the next span mostly begins there.
         self._around = (0, 0, View(0, [], []))
         # Of the shards opened so far: the first record and the key of every batch, in order.
@@ -306,21 +348,19 @@ class Records:
 
     def view(self, key: int) -> View:
         """Return the view of one record batch."""
-        view = self._views.get(key)
+        view = self.kept.get(key)
         if view is None:
             number, index = self._places[key]
             shard = self._shards.reader(number)
             file = None if shard.path is None else str(shard.path)
-            view = open_view(shard.batch(index), self.plan, Where(file, index))
-            if len(self._views) >= _KEPT_VIEWS:
-                self._views.pop(next(iter(self._views)))
-            self._views[key] = view
+            batch = shard.batch(index, keep=False)
+            view = open_view(batch, self.plan, Where(file, index))
+            self.kept.add(key, view, max(1, batch.nbytes) if shard.decodes else 0)
         return view
 
     def _forget(self, shard: int) -> None:
         """Let go of the views of a shard that is being removed."""
-        for key in [key for key in self._views if self._places[key][0] == shard]:
-            del self._views[key]
+        self.kept.forget(lambda key: self._places[key][0] == shard)
         self._around = (0, 0, View(0, [], []))
 
     def check(self, records: Int64) -> None:

@@ -122,6 +122,7 @@ READING = {
     "batch_size": "optional_integer", "token_budget": "optional_integer", "columns": "columns",
     "shuffle": "choice", "block_size": "integer", "window": "integer", "seed": "seed",
     "rank": "integer", "world_size": "integer", "replicas": "integer", "tail": "choice",
+    "max_decoded_bytes": "integer",
 }  # fmt: skip
 SCORING = {
     "temperature": "number", "bias": "optional_number", "logit_scale": "number",
@@ -184,7 +185,7 @@ CALLS = {
         "state", lambda v, _: rt.RaggedIterable(BATCH).load_state_dict(v)
     ),
     "RaggedDataset(source)": ("source", lambda v, _: rt.RaggedDataset(v)),
-    **loader(rt.RaggedDataset, columns="columns"),
+    **loader(rt.RaggedDataset, columns="columns", max_decoded_bytes="integer"),
     "RaggedDataset[index]": ("index", lambda v, _: DATASET[v]),
     "RaggedDataset.__getitems__(indices)": ("indices", lambda v, _: DATASET.__getitems__(v)),
     "Mixture(sources)": ("source", lambda v, _: rt.RaggedLoader(rt.Mixture(v))),

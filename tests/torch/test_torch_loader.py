@@ -21,7 +21,6 @@ from ragged_format import (
     RaggedError,
     SchemaMismatchError,
     StateMismatchError,
-    UnsupportedFeatureError,
 )
 from ragged_format.files import write_file
 from ragged_format.testing import in_sequence, packed_batches, sample_batches
@@ -302,12 +301,6 @@ def test_lists_that_disagree_are_found(samples):
     assert caught.value.code == "RF-I003"
 
 
-def test_a_stream_cannot_be_shuffled(samples, tmp_path):
-    rf.write_stream(tmp_path / "s.arrows", [samples])
-    with pytest.raises(UnsupportedFeatureError, match="random access"):
-        RaggedLoader(tmp_path / "s.arrows")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -347,11 +340,11 @@ def test_packed_rows(samples, tmp_path):
 
 
 def test_few_views_are_kept(samples, monkeypatch):
-    monkeypatch.setattr("ragged_format.torch.source._KEPT_VIEWS", 2)
+    monkeypatch.setattr("ragged_format.torch.kept_views._MAPPED", 2)
     parts = [samples.slice(row, 1) for row in range(37)]
     loader = RaggedLoader(parts, 3, shuffle=True)
     assert sorted(joined(ids_of(loader))) == sorted(samples.column("sample_id").to_pylist())
-    assert len(loader._producer.records._views) == 2
+    assert len(loader._producer.records.kept._mapped) == 2
 
 
 def test_a_fork_within_an_iteration_is_an_error(samples, monkeypatch):
