@@ -19,7 +19,7 @@ from ragged_format.dataset import Dataset
 from ragged_format.decoding import Projection
 from ragged_format.digest import text_digest
 from ragged_format.errors import JobError, Where
-from ragged_format.lists import offsets_of
+from ragged_format.lists import Int64, offsets_of
 from ragged_format.manifest import Manifest
 from ragged_format.sources import open_source
 
@@ -140,17 +140,22 @@ class Input:
             return {"place": self.place}
         return {"place": self.place, "manifest": self._source.snapshot.manifest.to_json().decode()}
 
+    def batch_bounds(self, shard: int) -> Int64:
+        """Return the first record of each stored batch of a shard, and the number of records."""
+        return self._opened(shard)[1]
+
+    def _opened(self, shard: int) -> tuple[Any, Int64]:
+        if isinstance(self._source, Dataset):
+            reader = self._source.snapshot.reader(shard)
+            return reader, reader.bounds
+        return self._source, offsets_of(np.array(self._source.rows_per_batch, np.int64))
+
     def batches(
         self, piece: Piece, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of a piece in batches, verified; views where the input allows."""
         projection = Projection(self.ragged, self.schema, columns)
-        if isinstance(self._source, Dataset):
-            reader = self._source.snapshot.reader(piece.shard)
-            bounds = reader.bounds
-        else:
-            reader = self._source
-            bounds = offsets_of(np.array(reader.rows_per_batch, np.int64))
+        reader, bounds = self._opened(piece.shard)
         first = int(np.searchsorted(bounds, piece.start, side="right")) - 1
         for index in range(first, len(bounds) - 1):
             begin, end = int(bounds[index]), int(bounds[index + 1])
