@@ -19,6 +19,7 @@ __all__ = [
     "DatasetNotFoundError",
     "HandOverError",
     "InvariantError",
+    "JobError",
     "LimitExceededError",
     "ManifestError",
     "MissingDependencyError",
@@ -35,6 +36,7 @@ __all__ = [
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
     "Where",
+    "WorkerError",
 ]
 
 
