@@ -33,7 +33,7 @@ from ragged_format.snapshot import ShardReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Lease", "LocalSession", "LocalStorage", "replaced"]
+__all__ = ["Lease", "LocalSession", "LocalStorage", "lives", "replaced"]
 
 
 class LocalStorage:
@@ -98,7 +98,7 @@ class LocalStorage:
                     continue
                 token = match["shard"] or match["writer"]
                 with suppress(FileNotFoundError):  # its writer finished meanwhile
-                    if entry.stat().st_mtime <= oldest and not (token and _lives(directory, token)):
+                    if entry.stat().st_mtime <= oldest and not (token and lives(directory, token)):
                         entry.unlink()
                         removed.append(entry.name)
         return removed
@@ -159,7 +159,14 @@ def replaced(current: Manifest | None, merged: Manifest) -> Iterable[str]:
 
 
 class Lease:
-    """A lock file that shows that a writer lives; free when the process ends, however it ends."""
+    """A lock file that shows that a writer lives; free when the process ends, however it ends.
+
+    Parameters
+    ----------
+    directory : Path
+    token : str
+        Of the writer; the file is ``writer-<token>.lock``.
+    """
 
     def __init__(self, directory: Path, token: str) -> None:
         self._path = directory / f"writer-{token}.lock"
@@ -170,6 +177,7 @@ class Lease:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
     def release(self) -> None:
+        """Remove the file; does nothing the second time."""
         if self._close.alive:
             self._path.unlink(missing_ok=True)
             self._close()
@@ -183,7 +191,8 @@ _OURS = re.compile(
 )
 
 
-def _lives(directory: Path, token: str) -> bool:
+def lives(directory: Path, token: str) -> bool:
+    """Return whether the writer of a token holds its lease."""
     try:
         descriptor = os.open(directory / f"writer-{token}.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

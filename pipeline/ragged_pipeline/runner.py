@@ -42,7 +42,6 @@ _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
 Engine = Callable[..., Iterator[tuple[int, dict[str, Any]]]]
 
 
-
 def _load_ray() -> Engine:
     from ragged_pipeline.ray_engine import ray_engine
 
