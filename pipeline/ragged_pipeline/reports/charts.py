@@ -100,7 +100,7 @@ def columns(
     drawing = Drawing(width, height)
     bottom = height - 40
     y = counting(values, bottom, _TOP, log=log)
-    ticks = y.ticks(4 if log else 5)
+    ticks = [tick for tick in y.ticks(4 if log else 5) if tick == int(tick)]
     left = max(text_width(short(t), _SMALL) for t in ticks) + 10
     _rows(drawing, y, ticks, left, width)
     drawing.text(0, 11, y_label + (", logarithmic" if log else ""), size=_SMALL)

@@ -97,14 +97,25 @@ def text_width(text: str, size: float = FONT) -> float:
     return sum(_LETTER if ord(c) < 0x1100 else 1.05 for c in text) * size
 
 
-def fitted(text: str, width: float, size: float = FONT) -> str:
+def fitted(text: str, width: float, size: float = FONT, *, tail: bool = False) -> str:
     """Return a text, cut with an ellipsis where it is wider than `width`.
+
+    Parameters
+    ----------
+    text : str
+    width, size : float
+        Pixels.
+    tail : bool
+        Keep its end rather than its beginning.
 
     Examples
     --------
-    >>> fitted("environment", 40), fitted("math", 40)
-    ('env…', 'math')
+    >>> fitted("environment", 40), fitted("math", 40), fitted("rollout/7", 40, tail=True)
+    ('env…', 'math', '…t/7')
     """
+    if tail:
+        kept = fitted(text[::-1], width, size)
+        return kept[::-1]
     whole, text = text, text[: int(width) + 1]  # no letter is narrower than a pixel
     if text == whole and text_width(text, size) <= width:
         return text

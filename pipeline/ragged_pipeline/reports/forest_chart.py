@@ -57,7 +57,8 @@ def forest_chart(width: float, tree: dict[str, Any]) -> Drawing:
             drawing.text(left + 5, middle, note, paint=ink, size=_SMALL)
         if label and node in names and node not in parents:
             more = f" +{len(names[node]) - 1}" if len(names[node]) > 1 else ""
-            text = fitted(names[node][0], label - 10 - text_width(more, _SMALL), _SMALL) + more
+            room = label - 10 - text_width(more, _SMALL)
+            text = fitted(names[node][0], room, _SMALL, tail=True) + more
             drawing.text(right + 6, bottom - _GAP - 5, text, size=_SMALL)
     foot = lines * height + 4
     drawing.line((0, foot), (width - label, foot), paint="line")
