@@ -140,10 +140,6 @@ class Input:
             return {"place": self.place}
         return {"place": self.place, "manifest": self._source.snapshot.manifest.to_json().decode()}
 
-    def batch_bounds(self, shard: int) -> Int64:
-        """Return the first record of each stored batch of a shard, and the number of records."""
-        return self._opened(shard)[1]
-
     def _opened(self, shard: int) -> tuple[Any, Int64]:
         if isinstance(self._source, Dataset):
             reader = self._source.snapshot.reader(shard)

@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from ragged_format import __version__
 from ragged_format.cli import plugins
 from ragged_format.cli.adapter_options import ListingCommand
-from ragged_format.cli.compact import compact, expand
 from ragged_format.cli.demo import demo
 from ragged_format.cli.export import export
 from ragged_format.cli.inspect import inspect
@@ -137,7 +136,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (validate, inspect, compact, expand, export, demo):
+for _command in (validate, inspect, export, demo):
     app.command(cls=ListingCommand if _command is export else None)(_command)
 
 

@@ -1,9 +1,14 @@
 """`ragged compact` and `ragged expand`: the same records, other bytes."""
 
+import io
+
 import ragged_format as rf
 from ragged_format.testing import assert_ragged_equal
 
-KEYS = {"command", "ok", "path", "input", "encoding", "records", "bytes", "input_bytes"}
+KEYS = {
+    "command", "ok", "path", "input", "encoding", "records", "bytes", "input_bytes", "shards",
+    "tasks", "resumed", "unchanged",
+}  # fmt: skip
 
 
 def test_there_and_back(invoke, invoke_json, tmp_path, dataset, samples):
@@ -26,7 +31,17 @@ def test_a_file_goes_in_and_people_read_the_gain(invoke, tmp_path, dataset):
 
 
 def test_an_existing_dataset_is_refused(invoke_json, tmp_path, dataset):
-    invoke_json("compact", dataset, tmp_path / "cold")
-    assert invoke_json("compact", dataset, tmp_path / "cold", exit_code=1)["code"] == "RF-C009"
-    found = invoke_json("compact", dataset, tmp_path / "cold", "--mode", "overwrite")
-    assert found["records"] == 24
+    first = invoke_json("compact", dataset, tmp_path / "cold")
+    again = invoke_json("compact", dataset, tmp_path / "cold")
+    assert (first["unchanged"], again["unchanged"]) == (False, True)
+    assert invoke_json("expand", dataset, tmp_path / "cold", exit_code=1)["code"] == "RF-C009"
+    found = invoke_json("expand", dataset, tmp_path / "cold", "--mode", "overwrite")
+    assert found["records"] == rf.Dataset(tmp_path / "cold").num_rows == 24
+
+
+def test_a_stream_goes_in(invoke_json, tmp_path, samples):
+    sink = io.BytesIO()
+    rf.write_stream(sink, [samples])
+    found = invoke_json("compact", "-", tmp_path / "cold", stdin=sink.getvalue())
+    assert (found["records"], found["input_bytes"]) == (24, None)
+    assert_ragged_equal(rf.Dataset(tmp_path / "cold")[:], samples)
