@@ -95,7 +95,7 @@ class Plan:
     --------
     >>> plan = Plan("copy", 1, {}, [], None, (Stage("write", (Task(0, {"rows": 3}),)),))
     >>> Plan.from_json(plan.to_json()) == plan, plan.digest
-    (True, '9adf7d79e0b5a5c31ba42df0d3f2ee41')
+    (True, '4d471de325b732a150ad5e3171633d3d')
     """
 
     job: str
