@@ -13,6 +13,7 @@ from ragged_format.cli import app
 from ragged_format.testing import rollouts
 from ragged_pipeline.reports import collect, report
 from ragged_pipeline.reports.groups import Groups
+from ragged_pipeline.reports.mass import Mass
 from ragged_pipeline.reports.tally import LIMIT, Tally, Words
 
 
@@ -206,3 +207,16 @@ def test_command_reports_errors(tmp_path):
     done = invoke("report", tmp_path / "nowhere", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["code"] == "RF-C008"
+
+
+def test_impossible_log_probs_are_counted():
+    mass = Mass("vocabulary", in_order=True)
+    mass.add(
+        np.array([np.log(0.5), np.nan, 0.5, -np.inf, np.inf, np.log(0.25), 0.0], np.float32),
+        np.array([2, 0, 1, 1, 1, 1, 1]),
+    )
+    data = mass.to_json()
+    assert (data["heads"], data["not_finite"], data["above_one"]) == (6, 2, 1)
+    assert data["mean"] == pytest.approx((0.5 + np.exp(0.5) + 0 + 0 + 0.25 + 1) / 6, abs=1e-7)
+    tails = {b["low"]: b["count"] for b in data["tail_histogram"] if b["count"]}
+    assert tails == {0.0: 2, 0.5: 4}

@@ -24,6 +24,8 @@ TAIL_EDGES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Elements looked at together.
 _PART = 1 << 19
 _STEPS = 32
+_HUGE = float(1 << 20)
+_TAIL_UNITS = np.array([int(edge * _SCALE) for edge in TAIL_EDGES], np.int64)
 
 
 class Mass:
@@ -61,29 +63,40 @@ class Mass:
             start = end
 
     def _add(self, log_probs: npt.NDArray[Any], offsets: Int64) -> None:
-        chances = np.exp(log_probs.astype(np.float64))
-        finite = np.isfinite(chances)
-        if not finite.all():
-            self.not_finite += int(len(finite) - finite.sum())
-            chances[~finite] = 0.0
-        units = offsets_of(np.rint(np.minimum(chances, 1 << 8) * _SCALE).astype(np.int64))
+        chances = log_probs.astype(np.float64)
+        np.exp(chances, out=chances)
+        # NaN fails every comparison; no chance is that large.
+        if not float(chances.max(initial=0.0)) < _HUGE:
+            odd = ~(chances < _HUGE)
+            self.not_finite += int(odd.sum())
+            chances[odd] = 0.0
+        chances *= _SCALE
+        np.rint(chances, out=chances)
+        units = offsets_of(chances.astype(np.int64))
         starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
         sums = units[ends] - units[starts]
         self.heads += len(sums)
         self.total += int(sums.sum())
-        mass = sums / _SCALE
-        self.above_one += int((mass > 1 + _SLACK).sum())
-        tails = np.clip(1.0 - mass, 0.0, 1.0)
-        self.tails += np.histogram(tails, TAIL_EDGES)[0]
-        self.widest = max(self.widest, int((ends - starts).max()))
+        self.above_one += int((sums > _SCALE * (1 + _SLACK)).sum())
+        bins = np.searchsorted(_TAIL_UNITS, np.maximum(_SCALE - sums, 0), side="right") - 1
+        bins = np.minimum(bins, len(self.tails) - 1)
+        self.tails += np.bincount(bins, minlength=len(self.tails))
         if self.in_order:
-            for step in range(_STEPS):
-                upto = np.minimum(starts + (1 << step), ends)
-                self.first[step] += int((units[upto] - units[starts]).sum())
-                if (upto == ends).all():
-                    for rest in range(step + 1, _STEPS):
-                        self.first[rest] += int(sums.sum())
-                    break
+            self._add_first(units, starts, ends - starts, sums)
+        self.widest = max(self.widest, int((ends - starts).max()))
+
+    def _add_first(self, units: Int64, starts: Int64, sizes: Int64, sums: Int64) -> None:
+        """Add the mass of the first 1, 2, 4, … ids; heads drop out once they are whole."""
+        whole = 0
+        for step in range(_STEPS):
+            is_whole = sizes <= 1 << step
+            whole += int(sums[is_whole].sum())
+            starts, sizes, sums = (part[~is_whole] for part in (starts, sizes, sums))
+            self.first[step] += whole + int((units[starts + (1 << step)] - units[starts]).sum())
+            if not len(starts):
+                for rest in range(step + 1, _STEPS):
+                    self.first[rest] += whole
+                return
 
     def merge(self, other: Mass) -> None:
         """Add another part of the data."""
