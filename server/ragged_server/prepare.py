@@ -104,7 +104,9 @@ def _request(
 ) -> AppendRequest:
     ids = _joined([id_digests(batch) for batch in batches])
     _require_unique(ids, batches)
-    records = _joined([record_digests(batch) for batch in batches])
+    records = _joined(
+        [_content_digests(batch, own) for batch, own in zip(batches, messages, strict=True)]
+    )
     shares = [share_hashes(batch) for batch in batches]
     versions = [policy_versions(batch) for batch in batches]
     return AppendRequest(
@@ -164,6 +166,15 @@ def policy_versions(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         return np.full(batch.num_rows, NO_VERSION)
     out = batch.column("policy_version").fill_null(NO_VERSION).to_numpy(zero_copy_only=False)
     return out
+
+
+def _content_digests(batch: pa.RecordBatch, message: pa.Buffer) -> Bytes:
+    if batch.num_rows != 1:
+        return record_digests(batch)
+    # The digest of a record is that of the batch that holds only this record.
+    view = memoryview(message).cast("B")
+    stated = parse_header(view[8 : 8 + prefix_size(view[:8])]).metadata[DIGEST_KEY]
+    return np.frombuffer(bytes.fromhex(stated.decode()), np.uint8).reshape(1, 16)
 
 
 def encode(batch: pa.RecordBatch, known: KnownSchema) -> pa.Buffer:

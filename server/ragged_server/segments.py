@@ -153,9 +153,7 @@ def scan_segment(path: Path, log_key: str | None) -> Scan:
     except RaggedError as err:
         scan.fault = f"{err.what} ({err.got})" if err.got is not None else err.what
         key = scan.commits[0].log_key if scan.commits else log_key
-        # Without a schema nothing was committed, so that any commit is one too many.
-        end = scan.end_sequence if scan.known is not None else -1
-        scan.later = _later_commit(data.slice(position), key, end)
+        scan.later = _later_commit(data.slice(position), key, scan.end_sequence)
     return scan
 
 

@@ -1,5 +1,6 @@
 """What is acknowledged, what is stored once, what is refused."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.store_kit import ROOM, everything, ids_of, request, samples
@@ -292,6 +293,16 @@ def test_compressed_and_foreign_messages_are_encoded_anew(store):
     assert kept.messages[0].address == ours.messages[0].address
     store.append(hostile).result()
     assert_ragged_equal(everything(store)[0], batch)
+
+
+def test_one_record_and_many_have_the_same_digests():
+    batch = samples(5)
+    whole = request(batch)
+    parts = [request(batch.slice(row, 1)) for row in range(5)]
+    for name in ("id_digests", "record_digests", "share_hashes", "policy_versions"):
+        joined = np.concatenate([getattr(part, name) for part in parts])
+        assert np.array_equal(joined, getattr(whole, name))
+    assert np.array_equal(whole.record_digests, rf.record_digests(batch))
 
 
 def test_status_counts_what_was_stored(store):

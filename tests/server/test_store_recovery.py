@@ -19,10 +19,12 @@ from ragged_server.segments import scan_segment
 from ragged_server.store import Store
 
 
-def filled(folder, groups=3, settings=None):
+def filled(folder, groups=3, settings=None, rows=2):
     with Store(folder, settings or StoreSettings()) as store:
         for number in range(groups):
-            store.append(request(samples(2, prefix=f"g{number}-", columns=["group_id"]))).result()
+            store.append(
+                request(samples(rows, prefix=f"g{number}-", columns=["group_id"]))
+            ).result()
         return stored_ids(store)
 
 
