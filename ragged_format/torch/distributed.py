@@ -53,13 +53,18 @@ Row: TypeAlias = pa.RecordBatch | RaggedBatch
 
 
 class Header(NamedTuple):
-    """What precedes a buffer; eight int64."""
+    """What precedes a buffer; eight int64.
+
+    `step_targets` is -1 where they are not known.
+    """
 
     protocol: int
     kind: int
-    nbytes: int
-    num_rows: int
-    step_targets: int
+    nbytes: int = 0
+    num_rows: int = 0
+    step_targets: int = 0
+    num_repeated: int = 0
+    is_filler: int = 0
 
     def tensor(self) -> Tensor:
         """Return the header as it is sent."""
@@ -140,7 +145,7 @@ def scatter_rows(
     if world.rank != src:
         return world.receive(_check)
     if rows is None:
-        return world.send_all(Header(PROTOCOL, _END, 0, 0, 0), "")
+        return world.send_all(Header(PROTOCOL, _END), "")
     try:
         wanted = [*map(operator.index, range(world.size) if row_of is None else row_of)]
         number = len(rows)
@@ -239,29 +244,37 @@ class _Parcel(NamedTuple):
 
     def header(self, step_targets: int | None) -> Header:
         known = -1 if step_targets is None else step_targets
-        return Header(PROTOCOL, _ROW, len(self.buffer), self.batch.num_rows, known)
+        batch = self.batch
+        return Header(
+            PROTOCOL, _ROW, len(self.buffer), batch.num_rows, known, batch.num_repeated,
+            batch.is_filler,
+        )  # fmt: skip
 
 
 def _parcel(row: Row, *, own: bool) -> _Parcel:
+    facts: dict[str, Any]
     if isinstance(row, RaggedBatch):
         if own:
             return _Parcel(row, torch.empty(0, dtype=torch.uint8))
-        plan, view, state = row.plan, row.view(), row.state
+        plan, view = row.plan, row.view()
+        facts = {
+            "state": row.state, "num_repeated": row.num_repeated, "is_filler": row.is_filler,
+        }  # fmt: skip
     else:
         row = as_batch(row)
-        plan, state = plan_of(parse_schema(row.schema)), None
+        plan, facts = plan_of(parse_schema(row.schema)), {}
         if own:
             return _Parcel(RaggedBatch.from_arrow(row), torch.empty(0, dtype=torch.uint8))
         view = open_view(row, plan, Where())
     measured = measure(plan, whole([view]))
-    detail = _detail(plan, measured.layout.lengths, state)
+    detail = _detail(plan, measured.layout.lengths, facts.get("state"))
     start = aligned(len(detail))
     buffer = allocate(start + measured.layout.nbytes)
     buffer[: len(detail)] = torch.from_numpy(detail)
     buffer[len(detail) : start] = 0
     write(plan, measured, buffer[start:].numpy())
     return _Parcel(
-        RaggedBatch(plan, measured.num_rows, measured.layout, buffer[start:], state=state), buffer
+        RaggedBatch(plan, measured.num_rows, measured.layout, buffer[start:], **facts), buffer
     )
 
 
@@ -295,6 +308,7 @@ def _open(buffer: Tensor, header: Header) -> RaggedBatch:
         plan, header.num_rows, plan.layout(lengths), arena,
         state=json.loads(text) if text else None,
         step_targets=None if header.step_targets < 0 else header.step_targets,
+        num_repeated=header.num_repeated, is_filler=bool(header.is_filler),
     )  # fmt: skip
 
 
@@ -361,7 +375,7 @@ class _World(NamedTuple):
     def fail(self, err: Exception) -> Pending:
         """Tell everybody else that the source failed, then raise `err`."""
         text = f"{type(err).__name__}: {err}"
-        self.send_all(Header(PROTOCOL, _FAILED, len(text.encode()), 0, 0), text).wait()
+        self.send_all(Header(PROTOCOL, _FAILED, len(text.encode())), text).wait()
         raise err
 
     def receive(self, check: Callable[[Header, str], None]) -> Pending:

@@ -1,12 +1,16 @@
 """What the ranks of distributed tests do; importable, so that it reaches spawned processes."""
 
+import json
 import os
 import signal
+import threading
+import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from ragged_format.testing import rollouts
 from ragged_format.torch import head_log_probs, support_log_probs
 
 
@@ -148,6 +152,96 @@ def broadcast(rank, world_size):
 
     first = broadcast_batch(packed_rows(1)[0] if rank == 0 else None).wait()
     return content(first), broadcast_batch().wait()
+
+
+class GrowingLog:
+    """A log of batches that a thread appends to while it is read."""
+
+    identity = "log://growing"
+
+    def __init__(self, batches, pause_s=0.002):
+        self._batches = []
+        self._closed = False
+        self._changed = threading.Condition()
+        self._writer = threading.Thread(target=self._write, args=(batches, pause_s), daemon=True)
+        self._writer.start()
+
+    def _write(self, batches, pause_s):
+        for batch in [*batches, None]:
+            with self._changed:
+                if batch is None:
+                    self._closed = True
+                else:
+                    self._batches.append(batch)
+                self._changed.notify_all()
+            time.sleep(pause_s)
+
+    def read(self, after, *, wait_s):
+        from ragged_format.torch.tail import Page
+
+        at = int(after or 0)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._batches) > at or self._closed, wait_s)
+            page = self._batches[at : at + 2]
+            end = at + len(page)
+            return Page(page, str(end), is_end=self._closed and end == len(self._batches))
+
+
+def online_samples():
+    """65 samples in groups of 4, the last of which is incomplete, in batches of 5."""
+    batch = rollouts(
+        np.random.default_rng(5), num_samples=65, prompt_length=12, response_length=9,
+        vocab_size=500, max_candidates=9, top_k=3, group_size=4,
+    )  # fmt: skip
+    return [batch.slice(start, 5) for start in range(0, 65, 5)]
+
+
+def online(rank, world_size, stop_at):
+    """Rank 0 tails, plans and scatters; after `stop_at` steps another loader continues.
+
+    Returns what the rank got in each step; in that of a log of one sample; and what it raises when
+    a sample does not fit a row.
+    """
+    from ragged_format.errors import HandOverError, LimitExceededError
+    from ragged_format.torch import OnlineLoader
+    from ragged_format.torch.distributed import scatter_stream
+
+    def loader(batches, budget=120):
+        return OnlineLoader(GrowingLog(batches), budget, rows=world_size, group_size=4)
+
+    def some(source):
+        # Every rank stops after the same step, so that no hand-over is under way.
+        for number, rows in enumerate(source):
+            if number == stop_at:
+                return
+            yield rows
+
+    def train(source):
+        steps = []
+        for batch in scatter_stream(source if rank == 0 else None):
+            total = torch.tensor(len(batch["target_ids"]))
+            dist.all_reduce(total)
+            assert int(total) == batch.step_targets
+            steps.append({
+                "ids": [] if batch.is_filler else batch.strings("member_sample_id"),
+                "state": batch.state, "is_filler": batch.is_filler,
+                "tokens": int(batch.lengths("token").sum()),
+            })  # fmt: skip
+        return steps
+
+    samples = online_samples()
+    steps = train(some(loader(samples)))
+    # A checkpoint of any rank will do.
+    states = [None] * world_size
+    dist.all_gather_object(states, steps[-1]["state"])
+    again = loader(samples, 200)
+    again.load_state_dict(json.loads(json.dumps(states[-1])))
+    steps += train(again)
+    lone = train(loader([samples[0].slice(0, 1)]))
+    try:
+        train(loader(samples, 9))
+    except (LimitExceededError, HandOverError) as err:
+        return {"steps": steps, "lone": lone, "error": (type(err).__name__, str(err))}
 
 
 def failing(rank, world_size):

@@ -5,6 +5,7 @@ from support import rank_jobs
 from support.ranks import run_ranks
 
 STEPS = 3
+STOP_AT = 3
 SEEDS = range(3)
 
 
@@ -15,6 +16,7 @@ def pair():
         ("scattered", rank_jobs.scattered, (STEPS, None)),
         ("streamed", rank_jobs.streamed, (STEPS,)),
         ("broadcast", rank_jobs.broadcast, ()),
+        ("online", rank_jobs.online, (STOP_AT,)),
         ("failing", rank_jobs.failing, ()),
         ("overlap", rank_jobs.overlap, ()),
         ("head over support", rank_jobs.sharded_head, (SEEDS, "support")),
