@@ -28,7 +28,7 @@ PART_BYTES = 64 << 20
 # A batch is looked at in slices of about this size: what is computed of it is larger than it is.
 SLICE_BYTES = 8 << 20
 # Starting processes takes longer than reading less than this.
-_ALONE_BYTES = 512 << 20
+_ALONE_BYTES = 256 << 20
 
 Advance = Callable[[int], None]
 
