@@ -116,8 +116,12 @@ def read_page(
             cursors.append(encode_cursor(log_id, position))
         if fitting < len(wanted):
             break
+    cursor = encode_cursor(log_id, position)
+    if cursors:
+        # Records behind the last batch that are not wanted are passed with it.
+        cursors[-1] = cursor
     return Page(
-        tuple(batches), encode_cursor(log_id, position), tuple(cursors),
+        tuple(batches), cursor, tuple(cursors),
         sum(batch.num_rows for batch in batches), end - position,
     )  # fmt: skip
 
