@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Records"]
+
+# Records of this many bytes are copied faster as slices than by Arrow's take, which goes element by
+# element; so are runs of more than a few.
+LARGE_RECORD = 6 << 10
+FEW = 4
 
 
 class Records:
@@ -62,10 +68,10 @@ class Records:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         batch = np.searchsorted(self._bounds, numbers, side="right") - 1
         rows = numbers - self._bounds[batch]
-        starts = np.flatnonzero(
-            (np.diff(numbers, prepend=numbers[0] - 2) != 1)
-            | np.diff(batch, prepend=-1).astype(bool)
-        )
+        run = (np.diff(numbers, prepend=numbers[0] - 2) != 1) | (np.diff(batch, prepend=-1) != 0)
+        starts = np.flatnonzero(run)
+        if len(starts) * FEW > len(numbers) and self._mean_bytes < LARGE_RECORD:
+            return self._one_by_one(batch, rows)
         counts = np.diff(starts, append=len(numbers))
         parts = [
             self._batches[index].slice(row, count)
@@ -74,3 +80,24 @@ class Records:
             )
         ]
         return parts[0] if len(parts) == 1 else concat(parts)
+
+    def _one_by_one(self, batch: Int64, rows: Int64) -> pa.RecordBatch:
+        """Return records that are no runs: first those of each batch, then all in their order."""
+        order = np.argsort(batch, kind="stable")
+        cuts = np.flatnonzero(np.diff(batch[order], prepend=-1))
+        parts = [
+            self._batches[int(batch[part[0]])].take(pa.array(rows[part]))
+            for part in np.split(order, cuts[1:])
+        ]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return (parts[0] if len(parts) == 1 else concat(parts)).take(pa.array(back))
+
+    @cached_property
+    def _mean_bytes(self) -> float:
+        return sum(batch.nbytes for batch in self._batches) / max(len(self), 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records."""
+        return int(self._mean_bytes * len(self))
