@@ -1,7 +1,7 @@
 """Where jobs put their output: a dataset that is committed at once.
 
-This is the one place that writes outputs. A local directory is the one kind here; others register
-with :func:`register_output`.
+This is the one place that writes outputs. A local directory is the one kind here; object stores are
+in :mod:`ragged_pipeline.stores.job_output`, and others register with :func:`register_output`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
 from ragged_format.local_files import local_path, scheme_of, sync_directory
 from ragged_format.manifest import Manifest, locked, read_manifest, write_manifest
+from ragged_format.storage import is_remote, open_storage
 
 if TYPE_CHECKING:
     from ragged_pipeline.plan import Plan
@@ -200,5 +201,12 @@ def open_output(place: str | os.PathLike[str]) -> Output:
         There is a file in its place (``RF-C009``).
     """
     text = os.fspath(place)
-    opener = _kinds.get(scheme_of(text) or "", LocalOutput)
-    return opener(text)
+    opener = _kinds.get(scheme_of(text) or "")
+    if opener is not None:
+        return opener(text)
+    if is_remote(text):
+        open_storage(text)  # says what is missing where the store's package is not installed
+        from ragged_pipeline.stores.job_output import StoreOutput
+
+        return StoreOutput(text)
+    return LocalOutput(text)

@@ -141,7 +141,7 @@ def test_the_environment_names_credentials_and_endpoint(s3, samples, tmp_path, m
     monkeypatch.setenv("RAGGED_CACHE_DIR", str(tmp_path / "near"))
     dataset = write(samples, None)
     assert ids(dataset) == ids_of(samples)
-    assert list((tmp_path / "near").rglob("*.arrow"))
+    assert list((tmp_path / "near" / "shards").rglob("*.arrow"))
 
 
 def test_a_bucket_alone_is_a_place(s3, options, samples):

@@ -55,6 +55,11 @@ def open_fsspec(place: Any, options: Mapping[str, Any]) -> FsspecStorage | None:
             expected="a file system that is installed, and its options", got=str(err),
             remedy="install what fsspec names, or use s3://, gs:// or az://",
         ) from err  # fmt: skip
+    except OSError as err:
+        raise StorageError(
+            "the file system cannot be reached", where=Where(file=place),
+            expected="an answer", got=f"{type(err).__name__}: {err}", remedy="check URL and network",
+        ) from err  # fmt: skip
     return FsspecStorage(fs, path, options)
 
 

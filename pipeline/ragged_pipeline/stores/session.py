@@ -53,7 +53,7 @@ class ObjectSession:
         self.undecided = False
         self._storage, self._token = storage, token
         self._objects = storage.objects
-        staging = storage.location.cache.directory / "staging"
+        staging = storage.location.scratch("staging")
         staging.mkdir(parents=True, exist_ok=True)
         _clear(staging)
         self._local = Lease(staging, token)

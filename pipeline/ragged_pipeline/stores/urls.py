@@ -51,6 +51,10 @@ class Location:
     cache: ShardCache
     key: str
 
+    def scratch(self, purpose: str) -> Path:
+        """Return a directory beside the cache, for files on their way up."""
+        return self.cache.directory.parent / purpose
+
 
 # `memory://` lives as long as the process, like fsspec's.
 _memory = obstore.store.MemoryStore()
@@ -105,7 +109,8 @@ def cache_of(options: Mapping[str, Any]) -> ShardCache:
         text = os.environ.get("RAGGED_CACHE_BYTES", str(CACHE_BYTES))
         size = int(text) if text.isdecimal() else text
     check_size("cache_bytes", size)
-    return ShardCache(directory.expanduser(), int(size))
+    # In a directory of its own: what is removed from it is anything that looks like a shard.
+    return ShardCache(directory.expanduser() / "shards", int(size))
 
 
 def _store(
