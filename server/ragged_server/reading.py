@@ -132,20 +132,28 @@ def record_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     for array in batch.columns:
         kind = array.type
         if pa.types.is_large_list(kind):
-            inner = kind.value_type
-            width = inner.list_size if pa.types.is_fixed_size_list(inner) else 1
-            scalar = inner.value_type if pa.types.is_fixed_size_list(inner) else inner
             offsets = array.offsets.to_numpy()
-            if pa.types.is_string(scalar) or pa.types.is_binary(scalar):
-                texts = _offsets(array.values)[offsets]
-                sizes += np.diff(texts) + 4 * np.diff(offsets) + 8
+            sizes += 8
+            if _is_text(kind.value_type):
+                sizes += np.diff(_offsets(array.values)[offsets]) + 4 * np.diff(offsets)
             else:
-                sizes += np.diff(offsets) * (width * scalar.bit_width) // 8 + 8
-        elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+                sizes += np.diff(offsets) * _bits(kind.value_type) // 8
+        elif _is_text(kind):
             sizes += np.diff(_offsets(array)) + 4
         else:
-            sizes += max(kind.bit_width // 8, 1)
+            sizes += max(_bits(kind) // 8, 1)
     return sizes
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _bits(kind: pa.DataType) -> int:
+    """Return the bits of an element that is a number, or a list of a fixed number of them."""
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _bits(kind.value_type)
+    return int(kind.bit_width)
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int64]:
