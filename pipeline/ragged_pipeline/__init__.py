@@ -1,8 +1,80 @@
-"""Offline jobs over ragged datasets, built on polars.
+"""Offline jobs over ragged datasets, of any size, on all cores.
 
-Conversion, packing, filtering and statistics of whole datasets: functions from an iterator of
-record batches to an iterator of record batches, with the runners and the commands of `ragged`
-that apply them. Needs the extra ``ragged-format[pipeline]``.
+Each function reads datasets or foreign files, and writes a dataset that is committed at once:
+:func:`convert`, :func:`filter_dataset`, :func:`advantages`, :func:`dedupe`, :func:`split`,
+:func:`merge`, :func:`reshard`, :func:`pack_dataset`, :func:`compact`, :func:`expand`,
+:func:`report`. :func:`scan`, :func:`to_frame` and
+:func:`from_polars` go to polars and back. :func:`run` runs a job of one's own. See
+``docs/pipeline.md``.
 
-This package imports ``ragged_format`` and never ``ragged_server``.
+This package imports ``ragged_format`` and never ``ragged_server``. polars is imported by the
+functions that use it; it comes with the extra ``ragged-format[pipeline]``.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragged_pipeline.api import advantages, dedupe, filter_dataset, merge, reshard, split
+    from ragged_pipeline.conversion import convert
+    from ragged_pipeline.frames import from_polars, scan, to_frame
+    from ragged_pipeline.job import Context, Job
+    from ragged_pipeline.jobs.pack import pack_dataset
+    from ragged_pipeline.jobs.recode import compact, expand
+    from ragged_pipeline.plan import Plan, Stage, Task
+    from ragged_pipeline.progress import Progress
+    from ragged_pipeline.reports.api import report
+    from ragged_pipeline.runner import Result, run
+
+__all__ = [
+    "Context",
+    "Job",
+    "Plan",
+    "Progress",
+    "Result",
+    "Stage",
+    "Task",
+    "advantages",
+    "compact",
+    "convert",
+    "dedupe",
+    "expand",
+    "filter_dataset",
+    "from_polars",
+    "merge",
+    "pack_dataset",
+    "report",
+    "reshard",
+    "run",
+    "scan",
+    "split",
+    "to_frame",
+]
+
+# Where each name is; modules are imported when a name of theirs is first used.
+_HOMES = {
+    "api": ("advantages", "dedupe", "filter_dataset", "merge", "reshard", "split"),
+    "conversion": ("convert",),
+    "frames": ("from_polars", "scan", "to_frame"),
+    "job": ("Context", "Job"),
+    "jobs.pack": ("pack_dataset",),
+    "jobs.recode": ("compact", "expand"),
+    "plan": ("Plan", "Stage", "Task"),
+    "progress": ("Progress",),
+    "reports.api": ("report",),
+    "runner": ("Result", "run"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -15,7 +15,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ragged_format.canonical import canonical
-from ragged_format.errors import JobError
+from ragged_format.errors import JobError, Where
 from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.schema import RECORD, RaggedSchema
 from ragged_format.sources import open_source
@@ -193,7 +193,7 @@ def from_polars(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
             remedy="select columns of the frame, or pass the schema with them",
         )  # fmt: skip
     table = frame.select(schema.names).to_arrow()
-    arrays = [_cast(table.column(field.name), field.type) for field in schema]
+    arrays = [_cast(table.column(field.name), field) for field in schema]
     fields = [
         pa.field(field.name, array.type, metadata=field.metadata)
         for field, array in zip(schema, arrays, strict=True)
@@ -205,9 +205,15 @@ def from_polars(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
     array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    return array.cast(_nullable(kind))
+    try:
+        return array.cast(_nullable(field.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        raise JobError(
+            "a column of the frame does not fit its type", where=Where(column=field.name),
+            expected=field.type, got=f"{column.type}: {err}", remedy="cast it in polars",
+        ) from err  # fmt: skip
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:

@@ -1,0 +1,242 @@
+"""``ragged filter``, ``dedupe``, ``advantages``, ``merge`` and ``reshard``: jobs on records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ragged_format.cli.output import Json, Output, format_count, grid, heading
+from ragged_format.record_files import STDIN
+from ragged_pipeline.cli.common import (
+    Engine,
+    Force,
+    Memory,
+    Workers,
+    WriteMode,
+    result_json,
+    result_lines,
+    shown_progress,
+    stdout_stream,
+)
+from ragged_pipeline.cli.spool import replayable
+
+if TYPE_CHECKING:
+    from ragged_pipeline.runner import Result
+
+__all__ = ["advantages", "dedupe", "filter_command", "merge", "reshard"]
+
+Input = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN", show_default=False, help="Dataset, file or stream; - reads stdin."
+    ),
+]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(metavar="IN", show_default=False, help="Datasets, files or streams, in order."),
+]
+Out = Annotated[
+    str,
+    typer.Argument(
+        metavar="OUT", show_default=False, help="Dataset to write; - writes a stream to stdout."
+    ),
+]
+ShardBytes = Annotated[
+    str, typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about.")
+]
+BatchRows = Annotated[
+    int, typer.Option("--batch-rows", metavar="N", min=1, help="Records of a stored batch.")
+]
+
+
+def filter_command(
+    ctx: typer.Context,
+    path: Input,
+    target: Out,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="Condition over record columns and lengths: 'reward > 0 and token_length < 4096'.",
+        ),
+    ] = None,
+    min_policy_version: Annotated[
+        int | None,
+        typer.Option("--min-policy-version", metavar="N", help="Drop what older policies sampled."),
+    ] = None,
+    finish_reason: Annotated[
+        list[str] | None,
+        typer.Option("--finish-reason", metavar="NAME", help="Keep this one; repeat for more."),
+    ] = None,
+    mode: WriteMode = "error",
+    workers: Workers = None,
+    memory: Memory = "2GiB",
+    engine: Engine = "local",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Keep the records for which all conditions hold; count the others by reason."""
+    from ragged_pipeline.api import filter_dataset
+
+    def job(places: Sequence[str], out: str, running: Mapping[str, Any]) -> Result:
+        return filter_dataset(
+            places, out, where, min_policy_version=min_policy_version,
+            finish_reasons=finish_reason or None, **running,
+        )  # fmt: skip
+
+    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    _run(ctx, job, [path], target, "filtering", running, json=json)
+
+
+def dedupe(
+    ctx: typer.Context,
+    paths: Inputs,
+    target: Out,
+    by: Annotated[
+        Literal["sample_id", "record", "tokens", "prompt", "completion"],
+        typer.Option("--by", help="In what records must be equal to be duplicates."),
+    ] = "sample_id",
+    mode: WriteMode = "error",
+    workers: Workers = None,
+    memory: Memory = "2GiB",
+    engine: Engine = "local",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Keep the first of records that are equal in one respect."""
+    from ragged_pipeline.api import dedupe as run
+
+    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    _run(
+        ctx, lambda places, out, given: run(places, out, by=by, **given), paths, target,
+        "comparing", running, json=json,
+    )  # fmt: skip
+
+
+def advantages(
+    ctx: typer.Context,
+    path: Input,
+    target: Out,
+    baseline: Annotated[
+        Literal["mean", "leave_one_out"],
+        typer.Option("--baseline", help="Of the group, or of the others in it."),
+    ] = "mean",
+    scale: Annotated[
+        Literal["std", "none"],
+        typer.Option("--scale", help="Divide by the group's standard deviation, or not."),
+    ] = "std",
+    eps: Annotated[
+        float, typer.Option("--eps", min=0, help="Added to the standard deviation.")
+    ] = 1e-6,
+    single: Annotated[
+        Literal["zero", "reward", "error"],
+        typer.Option("--single", help="Advantage in a group of one conversation."),
+    ] = "zero",
+    null_reward: Annotated[
+        Literal["error", "skip"],
+        typer.Option("--null-reward", help="A record without reward."),
+    ] = "error",
+    mode: WriteMode = "error",
+    workers: Workers = None,
+    memory: Memory = "2GiB",
+    engine: Engine = "local",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Set the advantage of every sample: its reward relative to its group, over all shards."""
+    from ragged_pipeline.api import advantages as run
+
+    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
+        return run(
+            places, out, baseline=baseline, scale=scale, eps=eps, single=single,
+            null_reward=null_reward, **given,
+        )  # fmt: skip
+
+    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    _run(ctx, job, [path], target, "normalizing", running, json=json)
+
+
+def merge(
+    ctx: typer.Context,
+    paths: Inputs,
+    target: Out,
+    shard_bytes: ShardBytes = "256MiB",
+    batch_rows: BatchRows = 1024,
+    mode: WriteMode = "error",
+    workers: Workers = None,
+    memory: Memory = "2GiB",
+    engine: Engine = "local",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write the records of several inputs, one after the other, as one dataset."""
+    from ragged_pipeline.api import merge as run
+
+    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
+        return run(places, out, shard_bytes=shard_bytes, batch_rows=batch_rows, **given)
+
+    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    _run(ctx, job, paths, target, "merging", running, json=json)
+
+
+def reshard(
+    ctx: typer.Context,
+    path: Input,
+    target: Out,
+    shard_bytes: ShardBytes = "256MiB",
+    batch_rows: BatchRows = 1024,
+    mode: WriteMode = "error",
+    workers: Workers = None,
+    memory: Memory = "2GiB",
+    engine: Engine = "local",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write the same records in other shards and batches."""
+    from ragged_pipeline.api import merge as run
+
+    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
+        return run(places, out, shard_bytes=shard_bytes, batch_rows=batch_rows, **given)
+
+    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    _run(ctx, job, [path], target, "writing", running, json=json)
+
+
+def _run(
+    ctx: typer.Context,
+    job: Callable[[Sequence[str], str, Mapping[str, Any]], Result],
+    paths: Sequence[str],
+    target: str,
+    label: str,
+    running: Mapping[str, Any],
+    *,
+    json: bool,
+) -> None:
+    """Run a job from places, ``-`` among them, to a dataset or standard output, and print it."""
+    out = Output(ctx, json=json, data_on_stdout=target == STDIN)
+    with ExitStack() as stack:
+        places = [stack.enter_context(replayable(path)) for path in paths]
+        progress = stack.enter_context(shown_progress(label))
+        place = stack.enter_context(stdout_stream(target))
+        result = job(places, place, {**running, "progress": progress})
+    out.text(
+        heading(f"{format_count(result.rows)} records → {target}"),
+        grid([*result_lines(result), *figure_lines(result.figures)]),
+    )  # fmt: skip
+    out.result({**result_json(result), "path": target, "inputs": paths, "figures": result.figures})
+
+
+def figure_lines(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return counts for people, reasons below what they are reasons of."""
+    lines: list[tuple[str, str]] = []
+    for name, value in figures.items():
+        label = name.replace("_", " ")
+        if isinstance(value, Mapping):
+            lines += [(label, f"{reason}: {format_count(n)}") for reason, n in value.items()]
+        else:
+            lines.append((label, format_count(value)))
+    return lines
