@@ -194,6 +194,11 @@ def _json(
     reader = choose_reader(body.source)
     takes = option_names(reader.to_samples)
     options = dict(body.options)
+    if unknown := [name for name in options if name not in takes and name != "vocab_size"]:
+        raise BadRequestError(
+            f"this source does not take {unknown[0]}", expected=", ".join(takes), got=unknown[0],
+            remedy="leave it out",
+        )  # fmt: skip
     if log_schema is not None and "schema" in takes:
         options["schema"] = log_schema
         options.pop("vocab_size", None)

@@ -168,11 +168,11 @@ def _finish(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             responses = operation["responses"]
+            if path != "/v1/samples":
+                responses.pop("422", None)  # FastAPI's own form of a refusal, which is not used
             if path.startswith("/v1/") or path == "/metrics":
                 operation["security"] = [{"key": []}, {}]
                 responses |= _problems(401, 403)
-            else:
-                responses.pop("422", None)
             if "{" in path:
                 responses |= _problems(404)
             responses |= _problems(*_ANY)
