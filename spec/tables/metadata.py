@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Place = Literal["schema", "field", "batch", "trailer"]
+Place = Literal["schema", "field", "batch", "trailer", "commit"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ KEYS: tuple[Key, ...] = (
         "what the writer wrote, see schema/trailer.schema.json"),
     Key("trailer_checksum", "trailer", "32 hexadecimal digits", "yes",
         "xxh3-128 of the bytes of `trailer`"),
+    Key("commit", "commit", "canonical JSON object", "yes", "what is committed, see §11.2"),
+    Key("commit_checksum", "commit", "32 hexadecimal digits", "yes",
+        "xxh3-128 of the bytes of `commit`"),
 )  # fmt: skip
 
 LOG_PROB: tuple[tuple[str, str, str, str], ...] = (

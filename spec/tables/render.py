@@ -261,6 +261,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "keys-field": lambda: _keys("field"),
     "keys-batch": lambda: _keys("batch"),
     "keys-trailer": lambda: _keys("trailer"),
+    "keys-commit": lambda: _keys("commit"),
     "log-prob": _log_prob,
     "buffers": _buffers,
     "digest-example": _digest,

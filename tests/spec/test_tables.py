@@ -26,6 +26,8 @@ from ragged_format.schema import (
     type_name,
 )
 from ragged_format.trailer import CHECKSUM_KEY, DIGEST_KEY, TRAILER_KEY, Tally
+from ragged_server import commits
+from ragged_server.commits import COMMIT_KEY
 from spec.tables import columns as words
 from spec.tables import digest_example
 from spec.tables.codes import FAMILIES, WHY
@@ -285,6 +287,7 @@ def test_metadata_keys_are_those_of_the_code():
     assert keys_of("field") == written
     assert keys_of("batch") == {DIGEST_KEY.decode()}
     assert keys_of("trailer") == {TRAILER_KEY.decode(), CHECKSUM_KEY.decode()}
+    assert keys_of("commit") == {COMMIT_KEY.decode(), commits.CHECKSUM_KEY.decode()}
     assert {row[0] for row in LOG_PROB} == set(rf.LogProb(temperature=0.5).to_json())
     for name, values, default, _ in LOG_PROB:
         if name in rf.LogProb.CHOICES:
