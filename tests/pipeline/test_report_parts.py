@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import ragged_format as rf
 from ragged_format.cli import app
 from ragged_format.testing import rollouts
 from ragged_pipeline.reports import collect, report
+from ragged_pipeline.reports.api import name_of
 from ragged_pipeline.reports.groups import Groups
 from ragged_pipeline.reports.mass import Mass
 from ragged_pipeline.reports.tally import LIMIT, Tally, Words
@@ -103,9 +106,16 @@ class Deadly(rf.Dataset):
 
 def test_a_worker_that_dies_is_an_error_and_no_hang(dataset):
     with pytest.raises(rf.RaggedError) as caught:
-        report("x", opened=Deadly(dataset), workers=2)
+        report(Deadly(dataset), workers=2)
     assert caught.value.code == "RF-J002"
     assert "exit status 3" in str(caught.value)
+
+
+def test_a_source_that_cannot_be_sent_is_an_error_and_no_hang(dataset):
+    source = rf.Dataset(dataset)
+    source.__class__ = type("Local", (rf.Dataset,), {"__reduce__": lambda self: (lambda: 0, ())})
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        report(source, workers=2)
 
 
 @pytest.mark.parametrize("option", ["ranks", "token_budget", "batch_size", "workers", "row"])
@@ -220,3 +230,27 @@ def test_impossible_log_probs_are_counted():
     assert data["mean"] == pytest.approx((0.5 + np.exp(0.5) + 0 + 0 + 0.25 + 1) / 6, abs=1e-7)
     tails = {b["low"]: b["count"] for b in data["tail_histogram"] if b["count"]}
     assert tails == {0.0: 2, 0.5: 4}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("-", "standard input"),
+        ("/home/someone/data/train/", "train"),
+        ("s3://key:secret@bucket/train?token=1", "bucket/train"),
+        (Path("/data/train"), "train"),
+    ],
+    ids=str,
+)
+def test_names_leave_out_where_data_lay(place, name):
+    assert name_of(place) == name
+
+
+def test_a_stream_on_standard_input(samples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rf.write_stream(tmp_path / "stream.arrows", samples)
+    content = (tmp_path / "stream.arrows").read_bytes()
+    done = CliRunner().invoke(app, ["report", "-", "--json"], input=content)
+    data = json.loads(done.stdout)
+    assert (data["source"]["name"], data["source"]["kind"]) == ("standard input", "stream")
+    assert data["totals"]["records"] == 80

@@ -72,7 +72,7 @@ def report(
     The page is one HTML file that needs nothing else. Memory is bounded, and the figures are the
     same for any number of processes.
     """
-    from ragged_pipeline import reports
+    from ragged_pipeline.reports import api
 
     to_stdout = out == "-"
     printed = Output(ctx, json=json, data_on_stdout=to_stdout)
@@ -80,9 +80,9 @@ def report(
     if out is None and not json and png is None:
         page = DEFAULT
     with opened(path) as source, printed.progress("reading", source.num_rows) as advance:
-        found = reports.report(
-            path, page, png_dir=png, ranks=ranks, token_budget=token_budget, row=row,
-            batch_size=batch_size, workers=workers, progress=advance, opened=source,
+        found = api.report(
+            source, page, png_dir=png, ranks=ranks, token_budget=token_budget, row=row,
+            batch_size=batch_size, workers=workers, progress=advance, name=api.name_of(path),
         )  # fmt: skip
     printed.text(heading(path), grid(_lines(found.statistics)))
     if found.html is not None and not to_stdout:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ragged_format.sources import Source
 
-__all__ = ["Report", "report"]
+__all__ = ["Report", "name_of", "report"]
 
 # Shards that the statistics list by name.
 _LISTED = 100
@@ -56,7 +56,7 @@ def report(
     batch_size: int = 8,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
-    opened: Source | None = None,
+    name: str | None = None,
 ) -> Report:
     """Gather the figures of a source, and write them as a page and as pictures.
 
@@ -65,8 +65,9 @@ def report(
 
     Parameters
     ----------
-    source : path, URL or binary file object
-        Dataset, file or stream of either profile, as :func:`ragged_format.open_source` takes it.
+    source : path, URL, binary file object or Source
+        Dataset, file or stream of either profile, as :func:`ragged_format.open_source` takes it, or
+        one that is open already, such as an ``rf.Dataset``.
     html : path or binary file object, optional
         The page to write; an earlier report there is replaced, any other file is not.
     png_dir : path, optional
@@ -83,8 +84,8 @@ def report(
         Processes; by default one per core where there is much to read.
     progress : callable, optional
         Called with the number of records read since the last call.
-    opened : Source, optional
-        The source, where it is open already; `source` is then its name.
+    name : str, optional
+        What the page calls the data; by default the last part of its path.
 
     Returns
     -------
@@ -125,8 +126,9 @@ def report(
         from ragged_pipeline.reports.png import Painter
 
         painter = Painter()  # before the data is read
-    found: Any = open_source(source) if opened is None else opened
-    with closing(found) if opened is None and hasattr(found, "close") else nullcontext():
+    is_open = hasattr(source, "ragged_schema")
+    found: Any = source if is_open else open_source(source)
+    with closing(found) if not is_open and hasattr(found, "close") else nullcontext():
         lineage = found.lineage if isinstance(found, Dataset) else {}
         ranks = ranks or _option(lineage, "ranks") or 1
         budget = token_budget or _option(lineage, "token_budget")
@@ -134,7 +136,9 @@ def report(
             found, Options(ranks, batch_size, row), workers=workers,
             advance=progress or (lambda _: None),
         )  # fmt: skip
-        data = {"source": _describe(found, source)} | statistics.to_json(token_budget=budget)
+        data = {"source": _describe(found, name or name_of(source))} | statistics.to_json(
+            token_budget=budget
+        )
     if html is None and painter is None:
         return Report(data)
     from ragged_pipeline.reports.page import HALF, WIDE, figures_of, page, sections_of
@@ -200,7 +204,7 @@ def _option(lineage: Any, name: str) -> int | None:
     return found
 
 
-def _describe(source: Source, place: Any) -> dict[str, Any]:
+def _describe(source: Source, name: str) -> dict[str, Any]:
     schema = source.ragged_schema
     dataset = None
     kind = "file" if source.is_random_access else "stream"
@@ -216,18 +220,17 @@ def _describe(source: Source, place: Any) -> dict[str, Any]:
             "shards": [shard.to_json() for shard in source.shards[:_LISTED]],
         }  # fmt: skip
     return {
-        "name": _name(place), "kind": kind, "profile": schema.profile,
+        "name": name, "kind": kind, "profile": schema.profile,
         "format_version": ".".join(map(str, schema.version)), "vocab_size": schema.vocab_size,
         "metadata": schema.metadata, "dataset": dataset,
     }  # fmt: skip
 
 
-def _name(place: Any) -> str:
+def name_of(place: Any) -> str:
     """Return the last part of a path; a report should not spread where on a disk data lay."""
     if hasattr(place, "read"):
-        return str(getattr(place, "name", "stream"))
-    text = os.fspath(place)
-    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return Path(str(getattr(place, "name", "stream"))).name
+    text = str(getattr(place, "path", place))
     if text == "-":
         return "standard input"
     if "://" in text:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.compact_files import CompactReader
@@ -18,6 +20,7 @@ from ragged_pipeline.reports.statistics import Options, Statistics
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ragged_format.snapshot import ShardReader
     from ragged_format.sources import Source
 
 __all__ = ["Advance", "Part", "gather", "gather_part", "parts_of"]
@@ -63,12 +66,12 @@ def parts_of(source: Source) -> list[Part] | None:
         out = []
         record = 0
         for number, shard in enumerate(source.shards):
-            if shard.bytes <= 2 * PART_BYTES:
+            if shard.bytes <= 2 * PART_BYTES or not isinstance(source.path, Path):
+                # A shard of an object store would have to be fetched to be cut.
                 out.append(Part(number, 0, -1, record, shard.rows, shard.bytes))
             else:
-                opened = source.snapshot.reader(number)
-                out += _cut(number, record, opened.bounds.tolist(), shard.bytes)
-                source.snapshot.opened.clear()
+                bounds = _reader(source, number).bounds.tolist()
+                out += _cut(number, record, bounds, shard.bytes)
             record += shard.rows
         return out
     if isinstance(source, FileReader | CompactReader):
@@ -94,18 +97,21 @@ def gather_part(source: Any, part: Part, options: Options) -> Statistics:
     """Return the figures of one part."""
     statistics = Statistics(source.ragged_schema, options)
     if isinstance(source, Dataset):
-        reader: Any = source.snapshot.reader(part.shard)
-        count = len(reader.bounds) - 1
+        reader: Any = _reader(source, part.shard)
+        count, batch_of = len(reader.bounds) - 1, partial(reader.batch, keep=False)
     else:
-        reader, count = source, source.num_batches
+        reader, count, batch_of = source, source.num_batches, source.batch
     record = part.record
     for index in range(part.first, count if part.last < 0 else part.last):
-        batch = reader.batch(index)
+        batch = batch_of(index)
         _add(statistics, batch, record, Where(file=str(reader.path), batch=index))
         record += batch.num_rows
-    if isinstance(source, Dataset):
-        source.snapshot.opened.clear()  # thousands of shards are not held open
     return statistics
+
+
+def _reader(source: Dataset, shard: int) -> ShardReader:
+    """Return a reader of one shard that is closed when it goes: thousands are not held open."""
+    return source.snapshot.reopened(verify=False).reader(shard)
 
 
 def _add(statistics: Statistics, batch: pa.RecordBatch, record: int, where: Where) -> None:

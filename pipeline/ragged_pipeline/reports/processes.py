@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -69,10 +70,15 @@ def in_processes(
                 raise answer
             yield part, answer
     finally:
+        for worker in pool:
+            worker.kill()
         for _ in threads:
             todo.put(None)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
         for worker in pool:
-            worker.end()
+            worker.close()
 
 
 def _serve(
@@ -112,10 +118,15 @@ class _Worker:
                 got=f"exit status {self._process.wait()}",
                 remedy="status -9 is often too little memory: use fewer workers",
             )  # fmt: skip
+        except Exception as err:  # noqa: BLE001
+            return err  # such as a source that cannot be sent
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """End the process, whatever it does."""
         self._process.kill()
+
+    def close(self) -> None:
+        """Leave nothing of an ended process."""
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -129,6 +140,8 @@ def main() -> None:
 
     from ragged_pipeline.reports.collect import gather_part
 
+    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
