@@ -25,6 +25,7 @@ from ragged_server.http_errors import (
 from ragged_server.ingest import Ingest
 from ragged_server.logs import log
 from ragged_server.openapi import describe
+from ragged_server.page import routes as page
 from ragged_server.problems import MEDIA_TYPE, as_error, headers_of, problem, status_of
 from ragged_server.routes import router
 from ragged_server.settings import ServerSettings
@@ -77,6 +78,7 @@ def create_app(
     )  # fmt: skip
     rest.state.context = context
     rest.include_router(router)
+    rest.include_router(page.router)
     describe(rest, settings)
     return Gate(context, {"GET": Tail(context), "POST": Ingest(context)}, rest)
 
