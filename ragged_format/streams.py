@@ -236,6 +236,8 @@ class StreamReader:
     ----------
     metadata : dict of bytes to bytes
         Custom metadata that the writer gave to the batch returned last.
+    message : pyarrow.Buffer or None
+        The whole message of that batch, as it came; a view if the source is bytes in memory.
     trailer : Trailer or None
         Set when the end was reached.
     num_rows : None
@@ -277,6 +279,7 @@ class StreamReader:
         self._tally = Tally()
         self._failure: RaggedError | None = None
         self.metadata: dict[bytes, bytes] = {}
+        self.message: pa.Buffer | None = None
         self.trailer: Trailer | None = None
         try:
             self._source = byte_source(source)
@@ -394,6 +397,7 @@ class StreamReader:
             message, self._known, self._tally, verify=self._verify, validate=self._validate,
             max_bytes=self._max_message_bytes,
         )  # fmt: skip
+        self.message = message.buffer
         return self._projection.apply(batch)
 
     def _finish(self, trailer: Trailer) -> None:

@@ -5,6 +5,7 @@ import pickle
 import socket
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
@@ -23,6 +24,7 @@ import ragged_format as rf
 from ragged_format.testing import (
     assert_ragged_equal,
     packed_batches,
+    rollouts,
     sample_batches,
     schemas,
     variants,
@@ -305,6 +307,21 @@ def test_an_aborted_path_leaves_nothing(tmp_path):
     writer = rf.StreamWriter(tmp_path / "a.arrows", small_schema())
     writer.abort()
     assert names(tmp_path) == []
+
+
+def test_the_message_of_a_batch_is_the_one_that_came():
+    batch = rollouts(np.random.default_rng(0), num_samples=3)
+    sink = io.BytesIO()
+    rf.write_stream(sink, [batch, batch.slice(1)])
+    data = pa.py_buffer(sink.getvalue())
+    reader = rf.read_stream(data)
+    assert reader.message is None
+    start = len(batch.schema.serialize())
+    for got in reader:
+        message = reader.message
+        assert message.address == data.address + start
+        assert rf.decode_message(message, batch.schema).equals(got)
+        start += message.size
 
 
 def test_batch_metadata_goes_along():
