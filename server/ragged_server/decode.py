@@ -70,11 +70,14 @@ class Decoded:
         Validated in full; views of the body where it is not compressed.
     report : dict, optional
         What became of everything in engine JSON.
+    messages : list of pyarrow.Buffer
+        The message of each batch as it came; none where the body was no Arrow stream.
     """
 
     schema: pa.Schema
     batches: list[pa.RecordBatch]
     report: dict[str, Any] | None = None
+    messages: list[pa.Buffer] = field(default_factory=list)
 
 
 def decode(
@@ -157,7 +160,7 @@ def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> De
             )  # fmt: skip
         source = pa.py_buffer(body.data)
     limits = ContentLimits(settings)
-    batches = []
+    batches, messages = [], []
     decoded = 0
     try:
         reader = StreamReader(source, validate="full", max_message_bytes=limit)
@@ -167,6 +170,7 @@ def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> De
                 raise too_large("the body, in memory,", "max_decoded_bytes", limit, decoded)
             limits.add(batch, reader.ragged_schema)
             batches.append(batch)
+            messages.append(reader.message)
     except LimitExceededError as err:
         raise TooLargeError(
             err.what, code=TooLargeError.code, where=err.where, expected=err.expected, got=err.got,
@@ -175,7 +179,7 @@ def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> De
         ) from err  # fmt: skip
     if decoded > reservation.size:
         reservation.grow(decoded - reservation.size)  # buffers were compressed
-    return Decoded(reader.schema, batches)
+    return Decoded(reader.schema, batches, messages=messages)
 
 
 def _json(

@@ -171,8 +171,8 @@ class _Job:
         decoded = decode(body, context.settings, self._reservation, lambda: store.schema)
         self._report = decoded.report
         return prepare(
-            decoded.schema, decoded.batches, log_schema=store.schema, account=self._account,
-            idempotency_key=self._idempotency_key,
+            decoded.schema, decoded.batches, messages=decoded.messages, log_schema=store.schema,
+            account=self._account, idempotency_key=self._idempotency_key,
         )  # fmt: skip
 
     def _finish(self, pending: Future[Appended]) -> None:
