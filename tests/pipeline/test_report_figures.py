@@ -203,6 +203,12 @@ def test_rewards_of_groups(samples, found):
     assert data["mean"]["mean"] == pytest.approx(fmean(map(fmean, groups.values())))
     assert data["std"]["mean"] == pytest.approx(fmean(map(pstdev, several)))
     assert data["size"]["total"] == sum(map(len, groups.values()))
+    assert len(data["named"]) == 12
+    for entry in data["named"]:
+        rewards = groups[entry["group_id"]]
+        assert entry["samples"] == len(rewards)
+        assert entry["mean"] == pytest.approx(fmean(rewards))
+        assert (entry["min"], entry["max"]) == (min(rewards), max(rewards))
 
 
 def test_rewards_and_nulls(samples, found):

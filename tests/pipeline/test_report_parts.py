@@ -7,16 +7,20 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import xxhash
 from typer.testing import CliRunner
 
 import ragged_format as rf
 from ragged_format.cli import app
+from ragged_format.parse import parse_schema
 from ragged_format.testing import rollouts
 from ragged_pipeline.reports import collect, report
 from ragged_pipeline.reports.api import name_of
 from ragged_pipeline.reports.groups import Groups
 from ragged_pipeline.reports.mass import Mass
+from ragged_pipeline.reports.statistics import Statistics
 from ragged_pipeline.reports.tally import LIMIT, Tally, Words
 
 
@@ -155,7 +159,8 @@ def test_a_tally_folds_alike_however_it_is_divided():
 def test_many_groups_become_a_sample_of_whole_groups(monkeypatch):
     monkeypatch.setattr("ragged_pipeline.reports.groups.LIMIT", 100)
     rng = np.random.default_rng(0)
-    keys = rng.integers(0, 1 << 63, 1000, dtype=np.uint64) * 2
+    names = [f"group-{i}" for i in range(1000)]
+    keys = pa.array(names)
     rewards = rng.normal(size=(4, 1000))
     whole, first, second = Groups(), Groups(), Groups()
     for part in rewards:
@@ -163,18 +168,22 @@ def test_many_groups_become_a_sample_of_whole_groups(monkeypatch):
     first.add(keys, rewards[0])
     first.add(keys, rewards[1])
     second.add(keys, rewards[2])
-    second.add(keys[::-1], rewards[3][::-1])
+    second.add(pa.array(names[::-1]), rewards[3][::-1])
     first.merge(second)
     assert whole.level >= 3
     assert first.level == whole.level
     table = whole.table
     assert 0 < len(table["count"]) <= 100
     assert (table["count"] == 4).all()
-    kept = np.sort(keys)[: len(table["count"])]
-    order = {int(key): place for place, key in enumerate(keys)}
-    expected = [rewards[:, order[int(key)]].mean() for key in kept]
+    order = sorted(range(1000), key=lambda i: xxhash.xxh3_64_intdigest(names[i].encode()))
+    expected = [rewards[:, i].mean() for i in order[: len(table["count"])]]
     np.testing.assert_allclose(table["mean"], expected)
     np.testing.assert_allclose(first.table["mean"], expected)
+    for groups in (whole, first):
+        named = groups.to_json()["named"]
+        assert [g["group_id"] for g in named] == [names[i] for i in order[:12]]
+        np.testing.assert_allclose([g["mean"] for g in named], expected[:12])
+        assert {g["samples"] for g in named} == {4}
 
 
 def test_words_beyond_the_limit_are_counted_together():
@@ -254,3 +263,15 @@ def test_a_stream_on_standard_input(samples, tmp_path, monkeypatch):
     data = json.loads(done.stdout)
     assert (data["source"]["name"], data["source"]["kind"]) == ("standard input", "stream")
     assert data["totals"]["records"] == 80
+
+
+def test_counters_do_not_grow_with_the_data(samples):
+    schema = parse_schema(samples[0].schema)
+
+    def size(times):
+        statistics = Statistics(schema, collect.Options())
+        for number in range(times):
+            statistics.add(samples[number % 4], 20 * number)
+        return len(pickle.dumps(statistics))
+
+    assert size(64) < 1.1 * size(4)

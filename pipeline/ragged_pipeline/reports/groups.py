@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from ragged_pipeline.reports.tally import Tally
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import pyarrow as pa
 
 __all__ = ["LIMIT", "Groups"]
 
 # Groups that are kept at once.
 LIMIT = 1 << 17
 _FIELDS = ("count", "total", "squares", "low", "high")
+# Groups that are shown by name: those of the smallest hashes.
+_NAMED = 12
+_LETTERS = 200
 
 
 class Groups:
@@ -37,15 +43,27 @@ class Groups:
         self._data = np.zeros((0, len(_FIELDS)))
         self._pending: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.float64]]] = []
         self._waiting = 0
+        self._names: dict[int, str] = {}
 
-    def add(self, keys: npt.NDArray[np.uint64], rewards: npt.NDArray[np.float64]) -> None:
-        """Add the group's hash and the finite reward of each record, both (m,)."""
+    def add(self, ids: pa.Array, rewards: npt.NDArray[np.float64]) -> None:
+        """Add the group's id, not null, and the finite reward of each record, both (m,)."""
+        encoded = ids.dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        hashes = [xxhash.xxh3_64_intdigest(name.encode()) for name in names]
+        self._name(dict(zip(hashes, names, strict=True)))
+        keys: npt.NDArray[np.uint64] = np.array(hashes, np.uint64)[encoded.indices.to_numpy()]
         rows = np.stack([np.ones(len(rewards)), rewards, rewards * rewards, rewards, rewards], 1)
         self._take(*_joined(keys, rows))
+
+    def _name(self, names: dict[int, str]) -> None:
+        self._names |= {key: names[key][:_LETTERS] for key in nsmallest(_NAMED, names)}
+        if len(self._names) > _NAMED:
+            self._names = {key: self._names[key] for key in nsmallest(_NAMED, self._names)}
 
     def merge(self, other: Groups) -> None:
         """Add all that another has, which is later in the data."""
         other._settle()
+        self._name(other._names)
         self.level = max(self.level, other.level)
         self._take(other._keys, other._data)
 
@@ -103,9 +121,22 @@ class Groups:
             "one_in": 1 << self.level,
             "of_one": int(size - several.sum()),
             "without_spread": int((equal & several).sum()),
+            "named": self._named(table),
             **{name: tally.to_json() for name, tally in tallies.items()},
             "tallies": tallies,
         }
+
+    def _named(self, table: dict[str, npt.NDArray[np.float64]]) -> list[dict[str, Any]]:
+        """Return the groups of the smallest hashes, which are the first of the table."""
+        first = {name: column[:_NAMED].tolist() for name, column in table.items()}
+        return [
+            {
+                "group_id": self._names[key], "samples": int(first["count"][place]),
+                "mean": first["mean"][place], "std": first["std"][place],
+                "min": first["low"][place], "max": first["high"][place],
+            }
+            for place, key in enumerate(self._keys[:_NAMED].tolist())
+        ]  # fmt: skip
 
 
 def _joined(

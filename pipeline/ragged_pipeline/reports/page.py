@@ -16,6 +16,7 @@ from ragged_pipeline.reports.blocks import Block, Figure, Note, Section, Table, 
 from ragged_pipeline.reports.escaping import escaped, sentence
 from ragged_pipeline.reports.numerals import bytes_text, full
 from ragged_pipeline.reports.palette import DARK, LIGHT, css_variables
+from ragged_pipeline.reports.sections_data import data_section
 from ragged_pipeline.reports.svg import svg
 
 __all__ = ["MARK", "figures_of", "page", "sections_of"]
@@ -31,7 +32,7 @@ def sections_of(data: dict[str, Any]) -> list[Section]:
     return [
         first.lengths(data), first.sets(data), first.heads(data), first.padding(data),
         then.packing(data), then.balance(data), then.forest(data), then.staleness(data),
-        then.rewards(data), then.data_section(data),
+        then.rewards(data), data_section(data),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The sections of a report on training: packing, balance, forest, staleness, rewards, source."""
+"""The sections of a report on training: packing, balance, forest, staleness, rewards."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 from ragged_pipeline.reports.blocks import Figure, Note, Section, Table, Tile
 from ragged_pipeline.reports.charts import Bar, bars, columns
 from ragged_pipeline.reports.forest_chart import MOST_LINES, forest_chart
-from ragged_pipeline.reports.numerals import bytes_text, full, percent, short
-from ragged_pipeline.reports.sections import histogram_figure, plural, words_figure
+from ragged_pipeline.reports.numerals import full, percent, short
+from ragged_pipeline.reports.sections import histogram_figure, plural
 
-__all__ = ["balance", "data_section", "forest", "packing", "rewards", "staleness"]
+__all__ = ["balance", "forest", "packing", "rewards", "staleness"]
 
 _NOT_PACKED = "The data is not packed: its records are single samples."
-_SHARDS = 20
 _RANKS = 32
 
 
@@ -287,102 +286,19 @@ def _add_groups(section: Section, groups: dict[str, Any]) -> None:
                 caption="Groups of two samples or more." + kept if name == "std" else kept.strip(),
             )
         )
+    section.blocks.append(_named_groups(groups))
 
 
-def data_section(data: dict[str, Any]) -> Section:
-    """Return the section of what the data is made of."""
-    section = Section("data", "Columns and files")
-    total = data["totals"]["bytes"]
-    heavy = sorted(data["columns"], key=lambda c: (-c["bytes"], c["name"]))
-    shown = [c for c in heavy if c["bytes"]][:16]
-    if shown:
-        items = [
-            Bar(c["name"], c["bytes"], f"{bytes_text(c['bytes'])} · {percent(c['bytes'] / total)}")
-            for c in shown
-        ]
-        section.blocks.append(
-            Figure(
-                "column-bytes", "Bytes by column",
-                f"Size in memory of {len(data['columns'])} columns, together {bytes_text(total)}; "
-                f"the largest {len(shown)} are shown.",
-                lambda width: bars(width, items, x_label="bytes"),
-                ("column", "bytes", "share"),
-                [(c["name"], full(c["bytes"]), percent(c["bytes"] / total)) for c in heavy],
-                wide=True,
-            )
-        )  # fmt: skip
-    elements = data["totals"]["elements"]
-    section.blocks.append(
-        Table(
-            "Columns", "By the axis on which each lies; bytes in memory, uncompressed.",
-            ("column", "axis", "type", "elements", "nulls", "bytes", "notes"),
-            [
-                (c["name"], c["axis"], c["type"] + "".join(f"[{n}]" for n in c["shape"]),
-                 full(elements.get(c["axis"], 0)), full(c["nulls"]), bytes_text(c["bytes"]),
-                 ", ".join(c["notes"]).replace("_", " "))
-                for c in data["columns"]
-            ],
-            numbers=("elements", "nulls", "bytes"),
-        )
+def _named_groups(groups: dict[str, Any]) -> Table:
+    named = groups["named"]
+    return Table(
+        "Single groups",
+        f"{len(named)} of {full(groups['kept'] * groups['one_in'])} groups, chosen by hash of "
+        "their ids." if len(named) < groups["kept"] else "All groups.",
+        ("group_id", "samples", "mean", "std", "min", "max"),
+        [
+            (g["group_id"], *(full(g[k]) for k in ("samples", "mean", "std", "min", "max")))
+            for g in named
+        ],
+        numbers=("samples", "mean", "std", "min", "max"),
     )  # fmt: skip
-    for key, title, column in (
-        ("environments", "Environments", "env_name"), ("teachers", "Teachers", "teacher_id"),
-    ):  # fmt: skip
-        if data[column] is not None:
-            section.blocks.append(words_figure(key, title, data[column], column))
-    if data["flags"] is None:
-        section.blocks.append(Note("The data has no column target_flags."))
-    else:
-        targets = data["totals"]["targets"]
-        section.blocks.append(
-            Table(
-                "Flags of targets", f"Of {plural(targets, 'target')}.",
-                ("flag", "targets", "share"),
-                [
-                    (name, full(count), percent(count / targets if targets else None))
-                    for name, count in data["flags"].items()
-                ],
-                numbers=("targets", "share"),
-            )
-        )  # fmt: skip
-    _add_files(section, data["source"])
-    return section
-
-
-def _add_files(section: Section, source: dict[str, Any]) -> None:
-    dataset = source["dataset"]
-    if dataset is None:
-        return
-    shards = dataset["shards"]
-    more = dataset["num_shards"] - len(shards[:_SHARDS])
-    kinds = ", ".join(f"{full(n)} {name}" for name, n in dataset["encodings"].items())
-    section.blocks.append(
-        Table(
-            "Shards",
-            f"{plural(dataset['num_shards'], 'shard')} ({kinds}), together "
-            f"{bytes_text(dataset['bytes'])}" + (f"; the first {_SHARDS}." if more > 0 else "."),
-            ("shard", "records", "bytes", "encoding", "digest"),
-            [
-                (s["name"], full(s["rows"]), bytes_text(s["bytes"]), s["encoding"], s["digest"])
-                for s in shards[:_SHARDS]
-            ],
-            numbers=("records", "bytes"),
-        )
-    )  # fmt: skip
-    lineage = list(_lines(dataset["lineage"]))
-    if lineage:
-        section.blocks.append(
-            Table("Lineage", "What the writers said about where the data comes from.",
-                  ("key", "value"), lineage)
-        )  # fmt: skip
-
-
-def _lines(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Return nested values as (path, value), at most 200."""
-    if isinstance(value, dict) and value:
-        parts = [(f"{path}.{key}".lstrip("."), item) for key, item in value.items()]
-    elif isinstance(value, list) and value:
-        parts = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
-    else:
-        return [(path, "-" if value in ({}, []) else str(value))] if path else []
-    return [line for key, item in parts[:200] for line in _lines(item, key)][:200]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from ragged_format.rules import TargetFlag
 from ragged_format.schema import RECORD, Column, RaggedSchema, type_name
@@ -21,9 +20,6 @@ from ragged_pipeline.reports.sets import Counted
 from ragged_pipeline.reports.staleness import Staleness
 from ragged_pipeline.reports.tally import Tally, Words
 from ragged_pipeline.reports.widest import Widest
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["Options", "Statistics"]
 
@@ -147,7 +143,7 @@ class Statistics:
             usable = pc.and_(group.is_valid(), pc.is_finite(reward).fill_null(False))  # noqa: FBT003
             self.group_nulls += len(usable) - usable.true_count
             rewards = reward.filter(usable).to_numpy(zero_copy_only=False)
-            self.groups.add(_hashes(group.filter(usable)), rewards.astype(np.float64))
+            self.groups.add(group.filter(usable), rewards.astype(np.float64))
 
     def merge(self, other: Statistics) -> None:
         """Add the part of the data that follows."""
@@ -267,10 +263,3 @@ def _declared(column: Column) -> dict[str, Any]:
 
 def _described(tally: Tally) -> dict[str, Any]:
     return tally.to_json() | {"histogram": histogram(tally)}
-
-
-def _hashes(ids: pa.Array) -> npt.NDArray[np.uint64]:
-    encoded = ids.dictionary_encode()
-    hashes = [xxhash.xxh3_64_intdigest(name.encode()) for name in encoded.dictionary.to_pylist()]
-    out: npt.NDArray[np.uint64] = np.array(hashes, np.uint64)[encoded.indices.to_numpy()]
-    return out
