@@ -288,8 +288,9 @@ def _count(
     targets.count_by_choice(report.tokens, tokens)
     report.targets.taken += len(targets.tokens)
     targets.count(report.targets, np.ones(len(targets.tokens)))
-    for bit, name in _FLAG_NAMES.items():
-        report.flagged[name] += int(np.count_nonzero(targets.flags[targets.kept] & bit))
+    flags = targets.flags[targets.kept]
+    for bit, name in _FLAG_NAMES.items() if flags.any() else ():
+        report.flagged[name] += int(np.count_nonzero(flags & bit))
     columns = set(schema.columns)
     known: set[str] = set().union(*(choice.record_values for choice in choices))
     for name in known & {*ALWAYS, *FROM_RECORD} - columns:
@@ -330,7 +331,7 @@ def _count_faults(
     """Count weights of kept targets under their fault, and of the others under their reason."""
     ledger.taken += int(weights.sum())
     targets.count(ledger, weights)
-    for number, name in enumerate(names[1:], 1):
+    for number, name in enumerate(names[1:], 1) if faults.any() else ():
         lost = int(weights[targets.kept & (faults == number)].sum())
         ledger.stored -= lost
         ledger.drop(name, lost)

@@ -34,6 +34,7 @@ _U: Any = np.uint64
 _I: Any = np.int64
 _F: Any = np.float64
 _ZEROS = _U(0x3030303030303030)
+_NIBBLES = _U(0x0F0F0F0F0F0F0F0F)
 _ABOVE_9 = _U(0x7676767676767676)
 _TOPS = _U(0x8080808080808080)
 _ALL = _U(0xFFFFFFFFFFFFFFFF)
@@ -185,8 +186,9 @@ def _flush(
     words: npt.NDArray[np.uint64], size: int, out: npt.NDArray[np.int32], filled: int
 ) -> int:
     """Write the numbers of the first words to `out`: one loop, so that vectors do it."""
+    part = out[filled : filled + size]
     for n in range(size):
-        out[filled + n] = np.int32(_eight(words[n]))
+        part[_U(n)] = np.int32(_eight(words[_U(n)]))
     return filled + size
 
 
@@ -227,7 +229,7 @@ def rows(
             run &= run - _ONE
             size = end - begin
             is_long |= size > 8
-            words[waiting] = (load(end - 8) ^ _ZEROS) & (_ALL << _U(64 - 8 * size))
+            words[_U(waiting)] = load(end - 8) & (_NIBBLES << _U(64 - 8 * size))
             waiting += 1
             begin = end + 1
         if is_long:

@@ -116,6 +116,9 @@ class Targets:
     def _count(
         self, ledger: Ledger, goes: npt.NDArray[np.uint8], weights: npt.NDArray[Any]
     ) -> None:
+        if len(self._reasons) == 1:  # nothing goes
+            ledger.stored += int(weights.sum())
+            return
         totals = np.bincount(goes, weights, minlength=len(self._reasons)).astype(np.int64)
         ledger.stored += int(totals[0])
         for reason, total in zip(self._reasons[1:], totals[1:], strict=True):
