@@ -82,10 +82,10 @@ class ShardCache:
         fetch : callable
             ``fetch(path)`` writes the content to that path.
         opener : callable
-            ``opener(path, fresh)`` opens the copy and returns the result; `fresh` tells that it was
-            just fetched, so that its content is worth a check. It raises
-            :class:`ragged_format.errors.CorruptError` for a damaged copy, which is then fetched
-            once more unless it is fresh.
+            ``opener(path, fresh)`` opens the copy and returns the result. It is called with `fresh`
+            first when the copy was just fetched, under another name, to check its content; then, or
+            alone, without. It raises :class:`ragged_format.errors.CorruptError` for a damaged copy,
+            which is fetched once more unless it is fresh.
 
         Raises
         ------
@@ -133,14 +133,14 @@ class ShardCache:
                 part.touch()
                 os.truncate(part, size)
             fetch(part)
-            # Opened before others can see, and remove, it.
-            result = opener(part, True)  # noqa: FBT003 - the callback's contract
+            # Checked before others see it, opened before they can remove it.
+            opener(part, True)  # noqa: FBT003 - the callback's contract
             with self._locked("cache.lock", fcntl.LOCK_SH):
                 part.replace(path)
+                self.fetched += 1
+                return opener(path, False)  # noqa: FBT003 - the callback's contract
         finally:
             part.unlink(missing_ok=True)
-        self.fetched += 1
-        return result
 
     def _make_room(self, size: int) -> None:
         """Remove copies until `size` more bytes fit; the caller holds the lock."""

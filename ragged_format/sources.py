@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -26,6 +27,7 @@ from ragged_format.errors import (
     DatasetNotFoundError,
     MissingDependencyError,
     NotRaggedError,
+    RaggedError,
     TruncatedError,
     UnsupportedFeatureError,
     Where,
@@ -169,7 +171,11 @@ def _open_stored(storage: Storage) -> Source:
         head = file.read(8)
     if head.startswith((CONTINUATION, ZSTD_MAGIC)):
         return StreamReader(storage.open_file())
-    return _open_local(storage.local_file())
+    try:
+        return _open_local(storage.local_file())
+    except RaggedError as err:
+        err.where = replace(err.where, file=str(storage.place))
+        raise
 
 
 def _opener(scheme: str) -> Opener | None:

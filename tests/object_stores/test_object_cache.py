@@ -77,10 +77,11 @@ def test_a_damaged_copy_is_fetched_again(far, damage):
             raise CorruptError("bad copy")
         return fresh
 
-    assert far.open("a", opener) is True
     assert far.open("a", opener) is False
+    assert len(far.fetched) == 1
     (far.cache.directory / "a.arrow").write_bytes(damage)
-    assert far.open("a", opener) is True
+    assert far.open("a", opener) is False
+    assert len(far.fetched) == 2
 
 
 def test_a_fetch_that_fails_leaves_nothing(far):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ragged_format.digest import text_digest
 from ragged_format.errors import (
@@ -22,7 +23,12 @@ from ragged_format.snapshot import ShardReader, open_cached
 from ragged_format.storage import ReadOnlyStorage
 from ragged_pipeline.stores.urls import cache_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["FsspecStorage", "open_fsspec"]
+
+_CACHE = ("cache_dir", "cache_bytes")
 
 
 def open_fsspec(place: Any, options: Mapping[str, Any]) -> FsspecStorage | None:
@@ -44,9 +50,7 @@ def open_fsspec(place: Any, options: Mapping[str, Any]) -> FsspecStorage | None:
     first = place.split("://", 1)[0].split("::", 1)[0]
     if first not in fsspec.available_protocols():
         return None
-    own = {
-        name: value for name, value in options.items() if name not in ("cache_dir", "cache_bytes")
-    }
+    own = {name: value for name, value in options.items() if name not in _CACHE}
     try:
         fs, path = fsspec.core.url_to_fs(place, **own)
     except (ImportError, ValueError, TypeError) as err:
@@ -58,7 +62,8 @@ def open_fsspec(place: Any, options: Mapping[str, Any]) -> FsspecStorage | None:
     except OSError as err:
         raise StorageError(
             "the file system cannot be reached", where=Where(file=place),
-            expected="an answer", got=f"{type(err).__name__}: {err}", remedy="check URL and network",
+            expected="an answer", got=f"{type(err).__name__}: {err}",
+            remedy="check URL and network",
         ) from err  # fmt: skip
     return FsspecStorage(fs, path, options)
 
@@ -78,11 +83,7 @@ class FsspecStorage(ReadOnlyStorage):
 
     def __init__(self, fs: Any, path: str, options: Mapping[str, Any] | None = None) -> None:
         self._fs, self._path = fs, path.rstrip("/")
-        self._options = {
-            name: (options or {})[name]
-            for name in ("cache_dir", "cache_bytes")
-            if name in (options or {})
-        }
+        self._options = {n: value for n, value in (options or {}).items() if n in _CACHE}
         self._cache = cache_of(self._options)
         self.place = _shown(fs, self._path)
         self.max_open_bytes = self._cache.max_bytes
@@ -127,7 +128,7 @@ class FsspecStorage(ReadOnlyStorage):
         """Return the file, or None for a directory or nothing."""
         if not self._fs.isfile(self._path):
             return None
-        return cast("IO[bytes]", self._fs.open(self._path, "rb"))
+        return cast("IO[bytes]", _ClosingFile(self._fs.open(self._path, "rb")))
 
     def local_file(self) -> Path:
         """Return a copy of the file, in the cache."""
@@ -145,6 +146,29 @@ class FsspecStorage(ReadOnlyStorage):
             lambda path: self._fs.get_file(self._path, str(path)),
             lambda path, fresh: path,  # noqa: ARG005 - whoever opens it verifies it
         )  # fmt: skip
+
+
+class _ClosingFile(io.RawIOBase):
+    """A file that closes what it reads from at the end, or when it is dropped."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        out = memoryview(buffer).cast("B")
+        data = self._file.read(len(out)) if out and not self.closed else b""
+        out[: len(data)] = data
+        if out and not data:
+            self.close()
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def _shown(fs: Any, path: str) -> str:
