@@ -16,6 +16,7 @@ import ragged_format as rf
 from ragged_format.cli import app
 from ragged_format.parse import parse_schema
 from ragged_format.testing import rollouts
+from ragged_pipeline.jobs.pack import pack_dataset
 from ragged_pipeline.reports import collect, report
 from ragged_pipeline.reports.api import name_of
 from ragged_pipeline.reports.groups import Groups
@@ -275,3 +276,14 @@ def test_counters_do_not_grow_with_the_data(samples):
         return len(pickle.dumps(statistics))
 
     assert size(64) < 1.1 * size(4)
+
+
+def test_ranks_and_budget_come_from_the_lineage_of_the_pack_job(dataset, tmp_path):
+    made = pack_dataset(dataset, tmp_path / "rows", token_budget=120, ranks=2, workers=1)
+    data = report(tmp_path / "rows").statistics
+    assert (data["balance"]["ranks"], data["packing"]["budget"]) == (2, 120)
+    assert data["packing"]["budget_is_known"]
+    assert round(data["packing"]["fill"], 4) == made.figures["fill"]
+    assert round(data["packing"]["ratio"], 4) == made.figures["packing_ratio"]
+    assert round(data["balance"]["imbalance"], 4) == made.figures["imbalance"]
+    assert report(tmp_path / "rows", ranks=3, token_budget=200).statistics["balance"]["ranks"] == 3

@@ -29,10 +29,10 @@ WIDE, HALF = 800.0, 350.0
 
 def sections_of(data: dict[str, Any]) -> list[Section]:
     """Return the sections of a report, in the order in which they are shown."""
+    packed = [then.balance(data), then.forest(data)] if data["packing"] is not None else []
     return [
         first.lengths(data), first.sets(data), first.heads(data), first.padding(data),
-        then.packing(data), then.balance(data), then.forest(data), then.staleness(data),
-        then.rewards(data), data_section(data),
+        then.packing(data), *packed, then.staleness(data), then.rewards(data), data_section(data),
     ]  # fmt: skip
 
 

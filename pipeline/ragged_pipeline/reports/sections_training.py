@@ -12,7 +12,6 @@ from ragged_pipeline.reports.sections import histogram_figure, plural
 
 __all__ = ["balance", "forest", "packing", "rewards", "staleness"]
 
-_NOT_PACKED = "The data is not packed: its records are single samples."
 _RANKS = 32
 
 
@@ -21,7 +20,10 @@ def packing(data: dict[str, Any]) -> Section:
     section = Section("packing", "Packing")
     found = data["packing"]
     if found is None:
-        section.blocks.append(Note(_NOT_PACKED))
+        section.blocks.append(
+            Note("The data is not packed: its records are single samples, without rows to fill, "
+                 "ranks to balance and a prefix tree.")
+        )  # fmt: skip
         return section
     if not found["tokens"]:
         section.blocks.append(Note("There is no packed token."))
@@ -84,12 +86,10 @@ def packing(data: dict[str, Any]) -> Section:
 
 
 def balance(data: dict[str, Any]) -> Section:
-    """Return the section of the load of ranks."""
+    """Return the section of the load of ranks, for packed data."""
     section = Section("balance", "Load balance")
     found = data["balance"]
-    if data["packing"] is None:
-        section.blocks.append(Note(_NOT_PACKED))
-    elif found is None:
+    if found is None:
         section.blocks.append(
             Note("One rank takes all rows. Name the number of ranks with --ranks to see how even "
                  "their load is.")
@@ -138,12 +138,9 @@ def _add_balance(section: Section, found: dict[str, Any]) -> None:
 
 
 def forest(data: dict[str, Any]) -> Section:
-    """Return the section with the prefix forest of one row."""
+    """Return the section with the prefix forest of one row, for packed data."""
     section = Section("forest", "Prefix tree of one row")
     tree = data["tree"]
-    if data["packing"] is None:
-        section.blocks.append(Note(_NOT_PACKED))
-        return section
     if tree is None or not tree["nodes"]:
         section.blocks.append(Note("No row has a node."))
         return section
