@@ -384,7 +384,7 @@ def test_there_is_no_dataset(tmp_path, place):
         with pytest.raises(rf.DatasetNotFoundError, match="RF-C008"):
             rf.Dataset(path)
     with pytest.raises(rf.UnsupportedFeatureError):
-        rf.Dataset("s3://bucket/data")
+        rf.Dataset("gopher://bucket/data")
 
 
 MEMORY = """

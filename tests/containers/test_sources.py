@@ -87,12 +87,13 @@ def test_nothing_and_other_things(tmp_path):
 
 def test_schemes(monkeypatch):
     with pytest.raises(rf.UnsupportedFeatureError, match="file://") as caught:
-        rf.open_source("memory://a/b")
-    assert caught.value.got == "memory://a/b"
+        rf.open_source("gopher://a/b")
+    assert caught.value.got == "gopher://a/b"
     with pytest.raises(rf.UnsupportedFeatureError, match="not on this machine"):
         rf.open_source("file://elsewhere/data")
     monkeypatch.setattr("ragged_format.sources._openers", {})
     monkeypatch.setattr("ragged_format.sources._entries", dict)
+    monkeypatch.setattr("ragged_format.storage._entries", dict)
     opened = []
 
     def opener(url):
@@ -123,6 +124,7 @@ def test_schemes_of_other_packages(monkeypatch, tmp_path):
         "ragged_format.sources._entries", ragged_format.sources._entries.__wrapped__
     )
     monkeypatch.setattr("ragged_format.sources._openers", {})
+    monkeypatch.setattr("ragged_format.storage._entries", dict)
     with pytest.raises(rf.UnsupportedFeatureError, match="fake://, file://, needy://"):
         rf.open_source("other://a")
     assert module not in sys.modules

@@ -325,7 +325,7 @@ def test_urls(tmp_path):
     write(path.as_uri(), [small_batch()])
     assert rf.Dataset(path).num_rows == 3
     with pytest.raises(rf.UnsupportedFeatureError):
-        rf.Writer("s3://bucket/data", small_schema())
+        rf.Writer("gopher://bucket/data", small_schema())
 
 
 def age(path, seconds=3600.0):
