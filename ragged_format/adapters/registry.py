@@ -82,14 +82,14 @@ class Writer:
         ``write(batches, path, **options)`` takes an iterable of batches of `profile`, writes a file
         or a directory at `path`, which does not exist, and returns counts by name. Its keyword
         arguments are the options that ``ragged export`` passes on.
-    profile : {"sample", "packed"}
+    profile : {"sample", "packed", "any"}
         Of the batches.
     makes : str
         What is written, in a few words: "one msgpack file per rank".
     """
 
     write: Callable[..., Mapping[str, int]]
-    profile: Literal["sample", "packed"]
+    profile: Literal["sample", "packed", "any"]
     makes: str
 
 

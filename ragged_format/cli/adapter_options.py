@@ -133,7 +133,7 @@ def _row(adapter: Adapter, direction: str) -> dict[str, Any]:
         row["files"] = files if isinstance(files, str) else " ".join(files) or "a directory"
         row["options"] = option_names(adapter.reads.to_samples)
     elif adapter.writes is not None:
-        row["takes"] = f"{adapter.writes.profile} records"
+        row["takes"] = f"{adapter.writes.profile} records".replace("any ", "")
         row["makes"] = adapter.writes.makes
         row["options"] = option_names(adapter.writes.write)
     return row

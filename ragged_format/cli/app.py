@@ -14,9 +14,7 @@ from typer.core import TyperGroup
 
 from ragged_format import __version__
 from ragged_format.cli import plugins
-from ragged_format.cli.adapter_options import ListingCommand
 from ragged_format.cli.demo import demo
-from ragged_format.cli.export import export
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail
 from ragged_format.cli.validate import validate
@@ -136,8 +134,8 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (validate, inspect, export, demo):
-    app.command(cls=ListingCommand if _command is export else None)(_command)
+for _command in (validate, inspect, demo):
+    app.command()(_command)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def test_writers_have_the_common_interface(name):
     first, second, *options = inspect.signature(WRITERS[name].write).parameters.values()
     assert (first.name, second.name) == ("batches", "path")
     assert all(option.kind is option.KEYWORD_ONLY for option in options)
-    assert WRITERS[name].profile in ("sample", "packed")
+    assert WRITERS[name].profile in ("sample", "packed", "any")
     assert WRITERS[name].makes
 
 
