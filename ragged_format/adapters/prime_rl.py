@@ -400,9 +400,18 @@ def _list_header(size: int) -> bytes:
     return b"\xdd" + size.to_bytes(4, "big")
 
 
+def _recognizes(payload: Any) -> bool:
+    """Return whether it is a struct of the transport, or one with its place."""
+    struct = payload.value if isinstance(payload, Payload) else payload
+    fields = getattr(type(struct), "__struct_fields__", ())
+    return "sampling_mask" in fields and not {"env_name", "env_names"}.isdisjoint(fields)
+
+
 ADAPTER = Adapter(
     name="prime_rl",
     title="prime-rl, TrainingSample and MicroBatch messages",
-    reads=Reader(to_samples=to_samples, payloads=payloads, suffixes=(".bin",)),
+    reads=Reader(
+        to_samples=to_samples, payloads=payloads, suffixes=(".bin",), recognizes=_recognizes
+    ),
     writes=Writer(write=write, profile="packed", makes="a directory with rank_N.bin per rank"),
 )

@@ -7,6 +7,7 @@ tokens have none. Here a head is as long as it is, on the scored tokens only.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +35,7 @@ from ragged_format.adapters._teacher import (
     teacher_mode,
     with_realized,
 )
+from ragged_format.adapters._values import malformed
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.errors import ConversionError, Where
@@ -80,8 +82,8 @@ def to_samples(
         With ``input_ids``, ``completion_mask`` and either ``teacher_topk_ids`` and
         ``teacher_topk_logprobs``, (L, K + 1) each, or ``prompt_logprobs`` (per token null or
         ``{id: {logprob, rank}}``), or ``response``, a teacher's ``/v1/completions`` answer with
-        them. Further: ``teacher_id``, ``prompt_id``, ``model_version``, ``metrics``,
-        ``sample_id``.
+        them, as JSON text or parsed. Further: ``teacher_id``, ``prompt_id``, ``model_version``,
+        ``metrics``, ``sample_id``.
     vocab_size, columns, schema
         As in :func:`ragged_format.adapters.vllm.to_samples`.
     logprobs_mode : {"processed", "raw"}
@@ -150,13 +152,18 @@ def _with_reply(item: Any, row: int) -> Any:
     reply = field_of(item, "response")
     if reply is None:
         return item
+    where = Where(row=row, column="response")
+    if isinstance(reply, str | bytes):  # as it came over HTTP
+        try:
+            reply = json.loads(reply)
+        except ValueError as err:
+            malformed("a response is JSON", where, "JSON of /v1/completions", str(err))
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     first = choices[0] if isinstance(choices, Sequence) and choices else None
     found = first.get("prompt_logprobs") if isinstance(first, Mapping) else None
     if found is None:
         raise ConversionError(
-            "a teacher's reply has no prompt_logprobs", code="RF-A009",
-            where=Where(row=row, column="response"),
+            "a teacher's reply has no prompt_logprobs", code="RF-A009", where=where,
             expected="choices[0].prompt_logprobs of /v1/completions", got=reply,
             remedy="request prompt_logprobs=K with max_tokens=1",
         )  # fmt: skip

@@ -1,11 +1,14 @@
 """The commands on files that trainers wrote: in, checked, and out again."""
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import ragged_format as rf
 from ragged_format.adapters import miles, prime_rl, transfer_queue
 from ragged_format.adapters.registry import all_adapters, recognize
 from ragged_format.cli import app
@@ -34,6 +37,34 @@ def test_files_of_prime_rl_go_in_and_come_out(tmp_path):
     items = [m for n in names for m in prime_rl.decode((tmp_path / "out" / n).read_bytes())]
     trained = sum(sum(item.loss_mask) for item in items)
     assert trained == sum(sum(item.mask) for item in prime_rl.decode(source.read_bytes()))
+
+
+def test_structs_of_prime_rl_are_recognized(tmp_path):
+    for name in ("dummy_training_samples.bin", "dummy_rank_0.bin"):
+        payload = next(iter(prime_rl.payloads(str(DATA / "prime_rl" / name))))
+        assert recognize(payload) == recognize(payload.value) == ["prime_rl"]
+    assert recognize(prime_rl.SamplingMask(b"", b"")) == []
+    source = DATA / "prime_rl" / "dummy_training_samples.bin"
+    ragged("convert", *VOCAB, source, tmp_path / "samples")
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["parsed", "text"])
+def test_replies_of_a_teacher_go_in(tmp_path, as_text):
+    source = DATA / "trl_adapters" / "distill_teacher_responses.jsonl.gz"
+    lines = []
+    for line in gzip.decompress(source.read_bytes()).splitlines():
+        reply = json.loads(line)
+        response = reply["response"]
+        lines.append(json.dumps({
+            "input_ids": reply["prompt"], "response": json.dumps(response) if as_text else response,
+            "completion_mask": [0] * reply["prompt_len"] + [1] * reply["completion_len"],
+        }))  # fmt: skip
+    (tmp_path / "replies.jsonl").write_text("\n".join(lines))
+    command = ("convert", "--from", "trl_distill", *VOCAB, tmp_path / "replies.jsonl")
+    ragged(*command, tmp_path / "samples")
+    out = rf.Dataset(tmp_path / "samples")
+    assert out.num_rows == len(lines)
+    assert min(len(heads) for heads in out.take([0])["teacher_topk_ids"].to_pylist()) > 0
 
 
 def test_a_directory_of_ranks_goes_in(tmp_path):

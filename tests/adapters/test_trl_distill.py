@@ -68,6 +68,10 @@ def test_real_replies_give_the_rows_that_trl_made_of_them():
     expected = trl_distill.to_samples(real_rows(), vocab_size=VOCAB)
     for name in ("input_ids", "teacher_topk_counts", "teacher_topk_ids", "teacher_topk_log_probs"):
         assert batch.column(name).equals(expected.column(name)), name
+    # As a client has them that parses nothing.
+    for text_of in (json.dumps, lambda reply: json.dumps(reply).encode()):
+        unparsed = [payload | {"response": text_of(payload["response"])} for payload in payloads]
+        assert trl_distill.to_samples(unparsed, vocab_size=VOCAB).equals(batch)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,8 @@ def test_the_realised_token_is_put_in_where_its_log_prob_is_known():
     ("payload", "code"),
     [
         ({"response": {"choices": [{"text": ""}]}}, "RF-A009"),
-        ({"response": "x"}, "RF-A009"),
+        ({"response": "x"}, "RF-A002"),
+        ({"response": b"[]"}, "RF-A009"),
         ({"prompt_logprobs": [None, {}]}, "RF-A006"),
         ({"prompt_logprobs": [None, [1], {}]}, "RF-A002"),
         ({"prompt_logprobs": [None, {"a": {"logprob": -1.0}}, {}]}, "RF-A002"),
