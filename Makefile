@@ -75,7 +75,7 @@ constraints: ## Resolve all dependencies anew, in an environment of their own, i
 	rm -rf $(FRESH)
 	$(MAKE) --no-print-directory $(FRESH)/.torch.stamp VENV=$(FRESH) CONSTRAINTS=/dev/null
 	echo 'torch==$(TORCH_VERSION)' > $(FRESH)/torch.txt
-	$(FRESH)/bin/python -m pip install -q -e '.[all]' --group dev --group bench \
+	$(FRESH)/bin/python -m pip install -q -e '.[all]' --group dev --group bench --group browser \
 	    --constraint $(FRESH)/torch.txt
 	{ grep '^#' constraints.txt; \
 	  $(FRESH)/bin/python -m pip freeze --all --exclude pip --exclude-editable \

@@ -148,10 +148,14 @@ class ServerSource:
     def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return an iterator over the records up to the end that the log has then."""
         projection = Projection(self.ragged_schema, self.schema, columns)
-        pages = self._client.tail(
+        return self._records(projection)
+
+    def _records(self, projection: Projection) -> Iterator[pa.RecordBatch]:
+        # Holds the source, which would else close its connections under the iterator.
+        for page in self._client.tail(
             self._after, follow=False, max_bytes=self._max_bytes, share=self._share
-        )
-        return (projection.apply(batch) for page in pages for batch in page.batches)
+        ):
+            yield from map(projection.apply, page.batches)
 
     def tail(self) -> ServerTail:
         """Return the log as one that is followed for ever."""
