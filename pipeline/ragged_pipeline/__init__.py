@@ -2,8 +2,8 @@
 
 Each function reads datasets or foreign files, and writes a dataset that is committed at once:
 :func:`convert`, :func:`filter_dataset`, :func:`advantages`, :func:`dedupe`, :func:`split`,
-:func:`merge`, :func:`reshard`, :func:`pack_dataset`, :func:`compact`, :func:`expand`,
-:func:`report`. :func:`scan`, :func:`to_frame` and
+:func:`merge`, :func:`reshard`, :func:`shuffle`, :func:`pack_dataset`, :func:`compact`,
+:func:`expand`. :func:`export`, :func:`to_hf` and :func:`report` write other files. :func:`scan`, :func:`to_frame` and
 :func:`from_polars` go to polars and back. :func:`run` runs a job of one's own. See
 ``docs/pipeline.md``.
 
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ragged_pipeline.api import advantages, dedupe, filter_dataset, merge, reshard, split
     from ragged_pipeline.conversion import convert
+    from ragged_pipeline.exporting import export, to_hf
     from ragged_pipeline.frames import from_polars, scan, to_frame
     from ragged_pipeline.job import Context, Job
     from ragged_pipeline.jobs.pack import pack_dataset
     from ragged_pipeline.jobs.recode import compact, expand
+    from ragged_pipeline.jobs.shuffle import shuffle
     from ragged_pipeline.plan import Plan, Stage, Task
     from ragged_pipeline.progress import Progress
     from ragged_pipeline.reports.api import report
@@ -41,6 +43,7 @@ __all__ = [
     "convert",
     "dedupe",
     "expand",
+    "export",
     "filter_dataset",
     "from_polars",
     "merge",
@@ -49,18 +52,22 @@ __all__ = [
     "reshard",
     "run",
     "scan",
+    "shuffle",
     "split",
     "to_frame",
+    "to_hf",
 ]
 
 # Where each name is; modules are imported when a name of theirs is first used.
 _HOMES = {
     "api": ("advantages", "dedupe", "filter_dataset", "merge", "reshard", "split"),
     "conversion": ("convert",),
+    "exporting": ("export", "to_hf"),
     "frames": ("from_polars", "scan", "to_frame"),
     "job": ("Context", "Job"),
     "jobs.pack": ("pack_dataset",),
     "jobs.recode": ("compact", "expand"),
+    "jobs.shuffle": ("shuffle",),
     "plan": ("Plan", "Stage", "Task"),
     "progress": ("Progress",),
     "reports.api": ("report",),
