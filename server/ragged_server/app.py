@@ -54,9 +54,10 @@ def create_app(
     Raises
     ------
     SettingsError
-        The keys cannot be read (``RF-H016``).
+        The keys or the tokenizer cannot be read (``RF-H016``).
     """
     context = Context(settings, open_store)
+    page.texts_of(settings.tokenizer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

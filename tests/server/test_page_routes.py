@@ -243,8 +243,11 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(rf.RaggedError, match="RF-H016"):
         Texts(tmp_path / "tokenizer.json")
-    with pytest.raises(rf.RaggedError, match="RF-H016"):
-        Texts(tmp_path / "none.json")
+    with (
+        pytest.raises(rf.RaggedError, match="RF-H016"),
+        client(tmp_path / "data", tokenizer=str(tmp_path / "none.json")),
+    ):
+        pass
 
 
 def test_the_json_is_in_the_openapi_document(page):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ragged_format.manifest import Shard
 
-__all__ = ["router"]
+__all__ = ["router", "texts_of"]
 
 router = APIRouter()
 
@@ -95,12 +95,12 @@ def _json(value: Any) -> Response:
     )
 
 
+texts_of = cache(Texts)
+
+
 def _texts(context: Context) -> Texts:
-    texts: Texts = _texts_of(context.settings.tokenizer)
+    texts: Texts = texts_of(context.settings.tokenizer)
     return texts
-
-
-_texts_of = cache(Texts)
 
 
 @router.get(
