@@ -88,6 +88,8 @@ class Group:
     duplicates: int = 0
     conflicts: int = 0
     _outcomes: list[_Outcome] = field(default_factory=list)
+    # Requests that are refused, why, and whether the reason may be what the group wants to store.
+    _refused: list[tuple[Waiting, RaggedError, bool]] = field(default_factory=list)
     _pending: dict[tuple[str, str], Remembered] = field(default_factory=dict)
 
     @property
@@ -96,7 +98,7 @@ class Group:
         return not (self.requests or self.keys)
 
     def admit(self, waiting: Sequence[Waiting]) -> None:
-        """Decide on requests in order; those refused get their error at once."""
+        """Decide on requests in order."""
         keys = [_keys(entry.request) for entry in waiting]
         raw: list[Bytes] = [entry.request.id_digests for entry in waiting]
         flat = [key for own in keys for key in own]
@@ -106,7 +108,7 @@ class Group:
                 self._admit(entry, own, stored)
             except RaggedError as err:
                 self.conflicts += isinstance(err, ConflictError)
-                entry.future.set_exception(err)
+                self._refused.append((entry, err, not self.is_empty))
 
     def _admit(self, waiting: Waiting, ids: list[bytes], stored: dict[bytes, bytes]) -> None:
         request = waiting.request
@@ -190,7 +192,9 @@ class Group:
         return subset(request, keep)
 
     def succeed(self, cursor_of: Callable[[int], str], end: int) -> None:
-        """Resolve the requests; with all that they depend on durable, and `end` the log's end."""
+        """Resolve the requests, with all that they depend on durable; `end` is the log's end."""
+        for waiting, error, _ in self._refused:
+            waiting.future.set_exception(error)
         for outcome in self._outcomes:
             at = outcome.first_sequence + outcome.stored
             if not outcome.stored and not outcome.replayed:
@@ -201,13 +205,15 @@ class Group:
             )  # fmt: skip
             outcome.waiting.future.set_result(answer)
 
-    def fail(self, error: Exception, cursor_of: Callable[[int], str], end: int) -> None:
+    def fail(self, error: RaggedError, cursor_of: Callable[[int], str], end: int) -> None:
         """Refuse the requests that depend on what was not made durable; resolve the others."""
-        independent = [outcome for outcome in self._outcomes if not outcome.depends]
         for outcome in self._outcomes:
             if outcome.depends:
                 outcome.waiting.future.set_exception(error)
-        self._outcomes = independent
+        self._outcomes = [outcome for outcome in self._outcomes if not outcome.depends]
+        self._refused = [
+            (waiting, error if depends else own, False) for waiting, own, depends in self._refused
+        ]
         self.succeed(cursor_of, end)
 
 

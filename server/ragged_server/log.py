@@ -184,12 +184,7 @@ class Log:
         except OSError as err:
             self._poison(segment, file)
             raise _failed("sync", segment.path, err) from err
-        hashes = []
-        for request in requests:
-            start = 0
-            for batch in request.batches:
-                hashes.append(request.share_hashes[start : start + batch.num_rows])
-                start += batch.num_rows
+        hashes = [request.share_hashes for request in requests]
         segment.publish(batches, offset + len(text), commit.time_s, hashes)
         segment.policy_version = policy_version
         self.commits, self.policy_version = commit.number, policy_version

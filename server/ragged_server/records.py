@@ -194,7 +194,7 @@ class StoreSettings:
 
     schema: pa.Schema | None = None
     segment_bytes: int = 256 << 20
-    segment_records: int = 1 << 18
+    segment_records: int = 1 << 16
     segment_age_s: float = 300.0
     group_bytes: int = 64 << 20
     queue_bytes: int = 256 << 20

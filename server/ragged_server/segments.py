@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -255,7 +256,10 @@ class Segment:
         self.times: list[float] = []
         self.policy_version: int | None = None
         self.closed = False
-        self._hashes: dict[int, npt.NDArray[np.uint64]] = {}
+        # Share hashes of the records from a sequence on, as they came; others are made when asked.
+        self._hashes = array("Q")
+        self._hashes_from = first_sequence
+        self._made: dict[int, npt.NDArray[np.uint64]] = {}
         self._map: pa.Buffer | None = None
         self._lock = threading.Lock()
 
@@ -274,14 +278,25 @@ class Segment:
         batches: list[StoredBatch],
         size: int,
         time_s: float,
-        hashes: list[npt.NDArray[np.uint64]] | None = None,
+        hashes: Sequence[npt.NDArray[np.uint64]] = (),
     ) -> None:
-        """Make committed batches visible; the commit ends at `size`."""
-        start = len(self.batches)
-        for number, values in enumerate(hashes or ()):
-            self._hashes[start + number] = values
-        if batches:
-            self.batches.extend(batches)
+        """Make committed batches visible; the commit ends at `size`.
+
+        Parameters
+        ----------
+        batches : list of StoredBatch
+        size : int
+            Position in the file after the commit.
+        time_s : float
+            Of the commit.
+        hashes : sequence of (n,) uint64
+            Share hashes of the batches' records; none while a segment is recovered.
+        """
+        if hashes and not self._hashes:
+            self._hashes_from = self.end_sequence
+        for values in hashes:
+            self._hashes.frombytes(values.tobytes())
+        self.batches.extend(batches)
         if not self.times:
             self.times = [time_s, time_s]
         self.times[1] = time_s
@@ -337,7 +352,11 @@ class Segment:
 
     def hashes(self, number: int) -> npt.NDArray[np.uint64]:
         """Return the share hashes of the records of a batch, (rows,)."""
-        out = self._hashes.get(number)
+        stored = self.batches[number]
+        start = stored.sequence - self._hashes_from
+        if start >= 0 and self._hashes:
+            return np.array(self._hashes[start : start + stored.rows], np.uint64)
+        out = self._made.get(number)
         if out is None:
-            out = self._hashes[number] = share_hashes(self.batch(number))
+            out = self._made[number] = share_hashes(self.batch(number))
         return out

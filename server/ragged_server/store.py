@@ -7,6 +7,7 @@ that the group's size follows from the disk's speed. A second thread seals, merg
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -52,6 +53,7 @@ __all__ = ["Store"]
 
 # How often the writer looks whether the open segment has become too old.
 _TICK_S = 1.0
+_log = logging.getLogger("ragged_server.store")
 
 
 class Store:
@@ -387,7 +389,8 @@ class Store:
                     self._fail_all(waiting, err)
                 with self._changed:
                     self._busy = []
-            self._roll()
+            else:
+                self._roll()
 
     def _take(self) -> list[Waiting]:
         out: list[Waiting] = []
@@ -432,11 +435,15 @@ class Store:
             self._table.ids.update(group.added)
         self._upkeep.apply(commit)
         self._counters.add(group.requests, newest)
+        self._roll()
         group.succeed(self._cursor, log.end_sequence)
         with self._committed:
             self._committed.notify_all()
         for callback in self._callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it must not stop the writer
+                _log.exception("a subscriber failed")
 
     def _fail_all(self, waiting: list[Waiting], err: Exception) -> None:
         failure = StorageFailedError(
@@ -445,6 +452,7 @@ class Store:
         )  # fmt: skip
         failure.__cause__ = err
         self._failure = str(failure)
+        _log.error("the writer failed", exc_info=err)
         for entry in waiting:
             if not entry.future.done():
                 entry.future.set_exception(failure)

@@ -7,7 +7,12 @@ import pytest
 from support.faulty_files import FaultyFiles
 from support.store_kit import everything, ids_of, request, samples, stored_ids
 
-from ragged_server.errors import ClosedStoreError, StorageFailedError, StorageFullError
+from ragged_server.errors import (
+    ClosedStoreError,
+    ConflictError,
+    StorageFailedError,
+    StorageFullError,
+)
 from ragged_server.records import StoreSettings
 from ragged_server.store import Store
 
@@ -164,6 +169,35 @@ def test_what_a_failed_sync_left_on_disk_does_not_count_twice(tmp_path):
         assert store._recovery.cut_bytes > 0
         assert stored_ids(store) == found
         assert len(found) == len(set(found)) == 8
+
+
+def test_what_depends_on_a_failed_group_fails_with_it(tmp_path):
+    layer = FaultyFiles(random.Random(0))
+    batch, other = samples(3), samples(3, seed=1)
+    with Store(tmp_path, StoreSettings(), layer=layer) as store:
+        store.append(request(samples(2, prefix="before"))).result(30)
+        layer.faults = {"sync": errno.EIO}
+        clash = request(samples(2, prefix="before", seed=1))
+        with store._changed:
+            futures = [store.append(request(part)) for part in (batch, batch, other)]
+            early = store.append(clash)
+        # The third is a conflict with what was not stored in the end.
+        for future in futures:
+            with pytest.raises(StorageFailedError):
+                future.result(30)
+        with pytest.raises(OSError):
+            early.result(30)
+        layer.faults = {}
+        assert store.append(request(other)).result(30).stored == 3
+        with pytest.raises(ConflictError):
+            store.append(clash).result(30)
+
+
+def test_a_subscriber_that_fails_hurts_nobody(tmp_path):
+    with Store(tmp_path, StoreSettings()) as store:
+        store.subscribe(lambda: 1 / 0)
+        assert store.append(request(samples(1))).result(30).stored == 1
+        assert store.status().failure is None
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
