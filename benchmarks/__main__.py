@@ -27,6 +27,7 @@ BENCHMARKS = (
     "device",
     "distill",
     "compact",
+    "ingest",
 )
 
 
