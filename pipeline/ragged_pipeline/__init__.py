@@ -3,9 +3,9 @@
 Each function reads datasets or foreign files, and writes a dataset that is committed at once:
 :func:`convert`, :func:`filter_dataset`, :func:`advantages`, :func:`dedupe`, :func:`split`,
 :func:`merge`, :func:`reshard`, :func:`shuffle`, :func:`pack_dataset`, :func:`compact`,
-:func:`expand`. :func:`export`, :func:`to_hf` and :func:`report` write other files. :func:`scan`, :func:`to_frame` and
-:func:`from_polars` go to polars and back. :func:`run` runs a job of one's own. See
-``docs/pipeline.md``.
+:func:`expand`. :func:`export`, :func:`to_hf` and :func:`report` write other files. :func:`scan`,
+:func:`to_frame` and :func:`from_polars` go to polars and back. :func:`run` runs a job of one's own.
+See ``docs/pipeline.md``.
 
 This package imports ``ragged_format`` and never ``ragged_server``. polars is imported by the
 functions that use it; it comes with the extra ``ragged-format[pipeline]``.
