@@ -92,6 +92,10 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing."""
         with self._lock:  # none is started from here on
             self._closed = True
             processes = list(self._processes.values())

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -191,10 +192,14 @@ def run(
     with output.held(plan):
         work = output.work(plan)
         _prepare(work, plan, opened)
-        resumed, records = _run_stages(
-            job, plan, opened, output, engine=_engine(engine), progress=progress,
-            workers=_at_once(job, workers, limit), memory=limit,
-        )  # fmt: skip
+        with ExitStack() as stack:
+            chosen = _engine(engine)
+            if isinstance(chosen, _Local):
+                stack.callback(chosen.close)
+            resumed, records = _run_stages(
+                job, plan, opened, output, engine=chosen, progress=progress,
+                workers=_at_once(job, workers, limit), memory=limit,
+            )  # fmt: skip
         context = context_of(work, opened, memory=limit)
         job.check(plan, context)
         figures = [[record["figures"] for record in stage] for stage in records]
@@ -255,7 +260,7 @@ def _at_once(job: Job, workers: int | None, limit: int) -> int:
 
 
 def _engine(name: str) -> Engine:
-    return _local if name == "local" else _engines[name]()
+    return _Local() if name == "local" else _engines[name]()
 
 
 def _prepare(work: Path, plan: Plan, inputs: Any) -> None:
@@ -300,20 +305,30 @@ def _run_stages(
     return resumed, out
 
 
-def _local(
-    job: Job, plan: Plan, stage: int, tasks: Iterable[int], *, work: Path, inputs: Any,
-    workers: int, memory: int, advance: Callable[[int], None],
-) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
-    tasks = list(tasks)
-    workers = min(workers, len(tasks))
-    share = memory // workers
-    if workers == 1:
-        yield from run_here(
-            job, plan, stage, tasks, work=work, inputs=inputs, memory=share, advance=advance
-        )
-        return
-    with Pool(job, work, workers=workers, memory=share) as pool:
-        yield from pool.run(stage, tasks, advance=advance)
+class _Local:
+    """The engine of this machine; its worker processes serve all stages of a job."""
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+
+    def __call__(
+        self, job: Job, plan: Plan, stage: int, tasks: Iterable[int], *, work: Path, inputs: Any,
+        workers: int, memory: int, advance: Callable[[int], None],
+    ) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
+        tasks = list(tasks)
+        if min(workers, len(tasks)) == 1:
+            yield from run_here(
+                job, plan, stage, tasks, work=work, inputs=inputs, memory=memory // workers,
+                advance=advance,
+            )  # fmt: skip
+            return
+        if self._pool is None:
+            self._pool = Pool(job, work, workers=workers, memory=memory // workers)
+        yield from self._pool.run(stage, tasks, advance=advance)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
 
 
 def _publish(job: Job, plan: Plan, output: Output, made: list[Made]) -> list[Shard]:
