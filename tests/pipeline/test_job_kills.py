@@ -59,6 +59,5 @@ def test_workers_of_a_killed_job_end_by_themselves(undisturbed):
         children = children_of(process.pid)
     assert len(children) == 2
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    process.communicate()
     assert orphans(children) == []

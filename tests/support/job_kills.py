@@ -28,9 +28,10 @@ def started(order):
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, json.dumps(order)],
-        stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
-    assert process.stdout.readline() == b"ready\n"
+    first = process.stdout.readline()
+    assert first == b"ready\n", process.stderr.read().decode()
     return process
 
 
@@ -38,8 +39,8 @@ def duration(order):
     """Seconds that the undisturbed run takes."""
     process = started(order)
     begin = time.monotonic()
-    out, _ = process.communicate()
-    assert out == b"done\n"
+    out, err = process.communicate()
+    assert out == b"done\n", err.decode()
     return time.monotonic() - begin
 
 
@@ -53,12 +54,10 @@ def killed_until_done(order, seconds, rng: random.Random, *, kills, whom="parent
             target = rng.choice(found)
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)
-        process.wait(60)
-        process.stdout.close()
+        process.communicate(timeout=60)
     process = started(order)
-    out, _ = process.communicate(timeout=100)
-    assert process.returncode == 0
-    assert out == b"done\n"
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (0, b"done\n"), err.decode()
 
 
 def children_of(pid):
