@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ragged_format as rf
+from ragged_format.lists import flat, to_list
 from ragged_format.packing import pack_row, plan_rows
 from ragged_format.parse import parse_schema
 from ragged_format.testing import fill_batch, packed_batches, rollouts, sample_batches
+from ragged_format.validate import validate_batch
 from ragged_pipeline.reports import report
 from ragged_pipeline.reports.page import page, sections_of
 from ragged_pipeline.reports.statistics import Options, Statistics
@@ -351,3 +353,42 @@ def test_an_index_outside_its_axis_is_named(rows):
     with pytest.raises(rf.InvariantError) as caught:
         statistics_of([broken])
     assert (caught.value.code, caught.value.where.position) == ("RF-I034", 2)
+
+
+EXTREMES = {
+    "f": [np.nan, np.inf, -np.inf, 1e30, -1e30],
+    "i": [-(2**31), 2**31 - 1, -1, 0, 1, 2],
+    "u": [0, 1, 2, 255],
+}
+
+
+@pytest.mark.parametrize("profile", ["sample", "packed"])
+def test_impossible_values_end_in_figures_or_in_an_error_that_names_them(profile):
+    rng = np.random.default_rng(2)
+    schema = rf.sample_schema(vocab_size=60)
+    batch = fill_batch(schema, rng, rng.integers(0, 12, 12), max_width=6)
+    if profile == "packed":
+        parts = [batch.slice(i, 4) for i in (0, 4, 8)]
+        batch = rf.concat([pack_row(part, null_advantage="keep") for part in parts])
+    declared = parse_schema(batch.schema)
+    seen = set()
+    for column in declared:
+        if column.axis == "record" or pa.types.is_string(column.type):
+            continue
+        values, offsets = flat(batch.column(column.name))
+        if values.null_count or not len(values):
+            continue
+        for extreme in EXTREMES[np.dtype(column.type.to_pandas_dtype()).kind]:
+            broken = values.to_numpy().copy()
+            broken[rng.integers(len(broken))] = extreme
+            place = batch.schema.get_field_index(column.name)
+            changed = batch.set_column(
+                place, batch.schema.field(place), to_list(broken, offsets, column)
+            )
+            try:
+                validate_batch(changed, declared, "structural", rf.Where())
+                data = {"source": source(batch)} | statistics_of([changed], Options(ranks=2))
+                page(data, sections_of(data))
+            except rf.InvariantError as err:
+                seen.add(err.code)
+    assert "RF-I005" in seen or "RF-I004" in seen

@@ -64,7 +64,8 @@ class Mass:
 
     def _add(self, log_probs: npt.NDArray[Any], offsets: Int64) -> None:
         chances = log_probs.astype(np.float64)
-        np.exp(chances, out=chances)
+        with np.errstate(over="ignore"):
+            np.exp(chances, out=chances)
         # NaN fails every comparison; no chance is that large.
         if not float(chances.max(initial=0.0)) < _HUGE:
             odd = ~(chances < _HUGE)
