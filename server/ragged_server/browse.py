@@ -17,6 +17,8 @@ __all__ = ["SHOWN_ELEMENTS", "record_json", "summaries"]
 
 # Elements of one set or head that are shown.
 SHOWN_ELEMENTS = 64
+# Tokens before the first scored one that a window begins with.
+_CONTEXT = 32
 # Record columns that a list of records shows.
 _SUMMARY = ("group_id", "policy_version", "reward", "finish_reason", "env_name")
 _Array = npt.NDArray[Any]
@@ -49,7 +51,7 @@ def summaries(batch: pa.RecordBatch, first_sequence: int) -> list[dict[str, Any]
 
 
 def record_json(
-    batch: pa.RecordBatch, sequence: int, *, start: int, count: int, texts: Texts
+    batch: pa.RecordBatch, sequence: int, *, start: int | None, count: int, texts: Texts
 ) -> dict[str, Any]:
     """Return one record: its scalars, and a window of its tokens with all that they have.
 
@@ -59,8 +61,11 @@ def record_json(
         With one record of profile ``sample``.
     sequence : int
         Of the record in the log.
-    start, count : int
-        Window of tokens.
+    start : int, optional
+        First token of the window; by default the record's first, or a few before the first that is
+        scored where that one would lie outside.
+    count : int
+        Tokens of the window.
     texts : Texts
         Of token ids.
 
@@ -73,6 +78,8 @@ def record_json(
     schema = parse_schema(batch.schema)
     mask = _flat(batch, 0, "completion_mask").astype(bool)
     ids = _flat(batch, 0, "input_ids")
+    if start is None:
+        start = _first_shown(mask, count)
     end = min(start + count, len(ids))
     first, last = int(mask[:start].sum()), int(mask[:end].sum())
     targets: dict[str, Any] = {
@@ -109,6 +116,11 @@ def record_json(
         ),
         "texts": texts.of(shown),
     }
+
+
+def _first_shown(mask: _Array, count: int) -> int:
+    first = int(mask.argmax()) if mask.any() else 0
+    return 0 if first < count // 2 else first - min(_CONTEXT, count // 4)
 
 
 def _elements(

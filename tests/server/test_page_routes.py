@@ -162,6 +162,19 @@ def test_a_window_has_the_values_of_the_record(seed, length, start, count, width
     assert "candidate_counts" not in found["targets"]
 
 
+def test_a_window_begins_where_tokens_are_scored():
+    row = {"sample_id": "a", "input_ids": [1] * 900, "completion_mask": [0] * 900}
+    schema = rf.sample_schema(vocab_size=10, columns=[])
+    starts = []
+    for scored in (None, 5, 127, 128, 899):
+        if scored is not None:
+            row["completion_mask"] = [int(n == scored) for n in range(900)]
+        batch = pa.RecordBatch.from_pylist([row], schema=schema)
+        found = record_json(batch, 0, start=None, count=256, texts=Texts(None))
+        starts.append(found["start"])
+    assert starts == [0, 0, 0, 96, 867]
+
+
 def test_every_standard_column_can_be_shown(page):
     schema = rf.sample_schema(vocab_size=1000)
     batch = fill_batch(schema, np.random.default_rng(3), [40])

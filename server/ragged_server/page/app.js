@@ -37,6 +37,7 @@ function askForKey(error) {
   const dialog = byId("key-dialog");
   byId("key-button").hidden = false;
   if (dialog.open || dialog.dataset.declined) return;
+  byId("key-forget").hidden = !key.get();
   byId("key-why").textContent = key.get()
     ? `The server does not take this key: ${error.message}` : "This server asks for a key with the scope “read”.";
   dialog.showModal();
@@ -50,6 +51,7 @@ function drawStatus(status) {
   byId("subtitle").textContent = `version ${server.version} · up ${age(Date.now() / 1000 - server.started_s)}`;
   byId("footer").textContent = store ? `log ${store.log_id} · ${location.host}` : location.host;
   document.body.classList.remove("stale");
+  document.body.classList.toggle("alive", store !== null);
   if (store === null) {
     showState("wait", server.not_ready ?? "starting");
     showBanner("The server is starting: it reads its log. This page goes on by itself.");
@@ -113,6 +115,7 @@ byId("theme-button").addEventListener("click", () => {
 
 byId("key-button").addEventListener("click", () => {
   byId("key").value = key.get();
+  byId("key-forget").hidden = !key.get();
   byId("key-dialog").showModal();
 });
 byId("key-form").addEventListener("submit", () => {

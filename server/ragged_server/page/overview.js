@@ -70,7 +70,7 @@ export function drawOverview(status, history) {
     tile("Ingest", `${compact(records)}/s`, `${compact(tokens)} tokens/s`),
     tile("On disk", bytes(store.bytes), `${plural(store.shards, "shard")}, ${plural(store.segments, "segment")}`),
     tile("Waiting for disk", bytes(store.queue_bytes), `${plural(store.queue_requests, "request")}; ${bytes(server.in_flight_bytes)} in flight`),
-    tile("Policy version", store.policy_version === null ? "–" : count(store.policy_version), `median ${quantile(store.staleness, 0.5)} behind`),
+    tile("Policy version", store.policy_version === null ? "–" : count(store.policy_version), store.policy_version === null ? "none seen" : `median ${quantile(store.staleness, 0.5)} behind`),
     tile("Last commit", store.last_commit_s === null ? "–" : age(Math.max(0, now - store.last_commit_s)), store.last_commit_s === null ? "none yet" : `of ${count(store.commits)}`),
     tile("Duplicates", count(store.duplicates), `${plural(store.conflicts, "conflict")} refused`),
     tile("Readers", count(server.waiting + server.reading), `${count(server.waiting)} waiting for samples`),

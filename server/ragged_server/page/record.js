@@ -43,12 +43,13 @@ export class RecordView {
       h("pre", { tabindex: "0" }, `ragged push ${url} DATASET\nragged convert --from vllm rollouts.jsonl - | ragged push ${url} -`)));
   }
 
-  /** Show a sample, from a token on. */
-  async show(sequence, start = 0) {
-    if (sequence === this.sequence && start === this.data?.start) return;
+  /** Show a sample, from a token on; without one, from where tokens are scored. */
+  async show(sequence, start = null) {
+    if (sequence === this.sequence && (start === null || start === this.data.start)) return;
     const asked = (this.asked += 1);
     try {
-      const data = await get(`/v1/browse/${sequence}?start=${start}&count=${WINDOW}`);
+      const from = start === null ? "" : `start=${start}&`;
+      const data = await get(`/v1/browse/${sequence}?${from}count=${WINDOW}`);
       if (asked !== this.asked) return;
       Object.assign(this, { data, sequence });
       this.fail(null);

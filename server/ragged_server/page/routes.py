@@ -144,7 +144,10 @@ def browse(
 def browse_record(
     request: Request,
     sequence: Annotated[int, Path(ge=0, le=_MOST_SEQUENCE, description="Of the record.")],
-    start: Annotated[int, Query(ge=0, le=1 << 31, description="First token of the window.")] = 0,
+    start: Annotated[
+        int | None,
+        Query(ge=0, le=1 << 31, description="First token; absent: where scored ones begin."),
+    ] = None,
     count: Annotated[int, Query(ge=1, le=_MOST_TOKENS, description="Tokens of the window.")] = 256,
 ) -> Response:
     """Answer the record with this sequence: its values, and those of some of its tokens."""
