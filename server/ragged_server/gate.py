@@ -12,12 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from structlog.contextvars import bound_contextvars
-
 from ragged_format.errors import RaggedError
 from ragged_server.body import ClientGoneError, Receive, Scope, Send
 from ragged_server.http_errors import MethodNotAllowedError, MisdirectedError
-from ragged_server.logs import log
+from ragged_server.logs import log, request_id_of_task
 from ragged_server.problems import as_error, status_of
 from ragged_server.respond import send_problem
 from ragged_server.settings import is_loopback
@@ -73,8 +71,8 @@ class Gate:
             return
         request_id = _request_id(scope)
         scope[REQUEST_ID] = request_id
-        with bound_contextvars(request_id=request_id):
-            await self._answer(_Exchange(scope, send, request_id), receive)
+        request_id_of_task.set(request_id)  # each request has a task, so a context, of its own
+        await self._answer(_Exchange(scope, send, request_id), receive)
 
     async def _answer(self, exchange: _Exchange, receive: Receive) -> None:
         scope = exchange.scope

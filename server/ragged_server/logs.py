@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -12,9 +14,11 @@ from structlog.tracebacks import ExceptionDictTransformer
 
 from ragged_server.settings import ServerSettings
 
-__all__ = ["configure", "log"]
+__all__ = ["configure", "log", "request_id_of_task"]
 
 log = structlog.get_logger("ragged_server")
+
+request_id_of_task: ContextVar[str] = ContextVar("request_id", default="")
 
 _LEVELS = {
     "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING,
@@ -26,7 +30,7 @@ def configure(settings: ServerSettings) -> None:
     """Set up log lines of this process on stderr, those of the standard library among them."""
     level = _LEVELS[settings.log_level]
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        _add_request_id,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -58,6 +62,12 @@ def configure(settings: ServerSettings) -> None:
         logger.handlers[:] = []
         logger.propagate = name != "uvicorn.access"
         logger.setLevel(max(level, logging.WARNING))
+
+
+def _add_request_id(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if request_id := request_id_of_task.get():
+        event["request_id"] = request_id
+    return event
 
 
 def _dumps(value: Any, **_: Any) -> str:

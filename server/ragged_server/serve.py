@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import ssl
@@ -157,6 +158,9 @@ def serve(
     log.info("listening", url=url, dataset=settings.dataset, keys=len(app.context.keys.keys))
     if on_listen is not None:
         on_listen(url)
+    # What exists by now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
     with listener:
         server.run(sockets=[listener])
     if server.failure is not None:
