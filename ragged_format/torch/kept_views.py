@@ -35,18 +35,20 @@ class KeptViews:
         Bytes of the decoded batches that are kept.
     decoded : int
         Batches decoded so far.
+    mapped : dict of int to View
+        Views of mapped files; to look them up here saves a call for each record of an epoch.
     """
 
     def __init__(self, max_bytes: int = DECODED_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._mapped: dict[int, View] = {}
+        self.mapped: dict[int, View] = {}
         self._decoded: OrderedDict[int, tuple[View, int]] = OrderedDict()
         self.decoded_bytes = 0
         self.decoded = 0
 
     def get(self, key: int) -> View | None:
         """Return a view that is kept."""
-        view = self._mapped.get(key)
+        view = self.mapped.get(key)
         if view is None and (found := self._decoded.get(key)) is not None:
             self._decoded.move_to_end(key)
             return found[0]
@@ -55,9 +57,9 @@ class KeptViews:
     def add(self, key: int, view: View, decoded_bytes: int) -> None:
         """Keep a view; `decoded_bytes` is 0 for one of a mapped file."""
         if not decoded_bytes:
-            if len(self._mapped) >= _MAPPED:
-                self._mapped.pop(next(iter(self._mapped)))
-            self._mapped[key] = view
+            if len(self.mapped) >= _MAPPED:
+                self.mapped.pop(next(iter(self.mapped)))
+            self.mapped[key] = view
             return
         self.decoded += 1
         self.decoded_bytes += decoded_bytes
@@ -68,7 +70,7 @@ class KeptViews:
 
     def forget(self, wanted: Callable[[int], bool]) -> None:
         """Let go of the views whose key is wanted."""
-        for key in [*filter(wanted, self._mapped)]:
-            del self._mapped[key]
+        for key in [*filter(wanted, self.mapped)]:
+            del self.mapped[key]
         for key in [*filter(wanted, self._decoded)]:
             self.decoded_bytes -= self._decoded.pop(key)[1]

@@ -299,6 +299,7 @@ class Records:
         self._bounds = source.shards.bounds
         self.num_rows = int(self._bounds[-1])
         self.kept = KeptViews(max_decoded_bytes)
+        self._mapped = self.kept.mapped
         # The batch that was read last: the next span mostly begins there.
         self._around = (0, 0, View(0, [], []))
         # Of the shards opened so far: the first record and the key of every batch, in order.
@@ -348,7 +349,7 @@ class Records:
 
     def view(self, key: int) -> View:
         """Return the view of one record batch."""
-        view = self.kept.get(key)
+        view = self._mapped.get(key) or self.kept.get(key)
         if view is None:
             number, index = self._places[key]
             shard = self._shards.reader(number)

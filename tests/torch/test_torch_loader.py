@@ -344,7 +344,7 @@ def test_few_views_are_kept(samples, monkeypatch):
     parts = [samples.slice(row, 1) for row in range(37)]
     loader = RaggedLoader(parts, 3, shuffle=True)
     assert sorted(joined(ids_of(loader))) == sorted(samples.column("sample_id").to_pylist())
-    assert len(loader._producer.records.kept._mapped) == 2
+    assert len(loader._producer.records.kept.mapped) == 2
 
 
 def test_a_fork_within_an_iteration_is_an_error(samples, monkeypatch):
