@@ -182,7 +182,8 @@ def _block(block: Block) -> str:
     table = _table(block.title, block.headers, block.rows, set(block.headers[1:]))
     return (
         f'<figure class="card{" wide" * block.wide}" id="figure-{block.key}">'
-        f"<h3>{escaped(block.title)}</h3><figcaption>{sentence(block.caption)}</figcaption>"
+        f"<figcaption><h3>{escaped(block.title)}</h3>"
+        f'<p class="caption">{sentence(block.caption)}</p></figcaption>'
         f'<div class="plot{" both" * block.wide}">{charts}</div>'
         f"<details><summary>Numbers</summary>{table}</details></figure>"
     )
