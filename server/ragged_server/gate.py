@@ -37,6 +37,8 @@ REFUSED = "ragged.refused"
 _ID = re.compile(rb"^[A-Za-z0-9._:-]{1,80}$")
 # Asked every few seconds by whoever watches the server: no log lines.
 _PROBES = {"/healthz", "/readyz", "/metrics"}
+# Answers quote what clients sent: browsers must not take them for pages.
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 # Statuses that no client sees: it had gone.
 _GONE = 499
 
@@ -160,13 +162,13 @@ class _Exchange:
         self.is_complete = False
         self.is_broken = False
         self._send = send
-        self._field = (b"x-request-id", request_id.encode())
+        self._fields = ((b"x-request-id", request_id.encode()), _NO_SNIFFING)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send a message of the answer, with the request's id."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", ()), self._field]}
+            message = {**message, "headers": [*message.get("headers", ()), *self._fields]}
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)

@@ -7,6 +7,7 @@ without limit, and reads and drops the rest of a body whose request was answered
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +20,7 @@ from ragged_server.http_errors import (
     HeaderTooLargeError,
     SlowRequestError,
 )
+from ragged_server.logs import log
 from ragged_server.problems import MEDIA_TYPE, headers_of, problem, status_of
 from ragged_server.settings import ServerSettings
 
@@ -193,14 +195,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _write(self, error: RaggedError) -> None:
-        body = problem(error, "none")
-        fields = [
-            (b"content-type", MEDIA_TYPE.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-            *headers_of(error),
-        ]
-        lines = [f"HTTP/1.1 {status_of(error)} Refused\r\n".encode()]
+        status, fields, body = _answer(error, self.client)
+        lines = [f"HTTP/1.1 {status} Refused\r\n".encode()]
         lines += [b"".join((name, b": ", value, b"\r\n")) for name, value in fields]
         self.transport.write(b"".join((*lines, b"\r\n", body)))
 
@@ -217,13 +213,27 @@ class _Refusal:
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        body = problem(self._error, "none")
-        fields = [
-            (b"content-type", MEDIA_TYPE.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-            *headers_of(self._error),
-        ]
-        status = status_of(self._error)
+        status, fields, body = _answer(self._error, scope.get("client"))
         await send({"type": "http.response.start", "status": status, "headers": fields})
         await send({"type": "http.response.body", "body": body})
+
+
+def _answer(
+    error: RaggedError, client: tuple[str, int] | None
+) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, header and body for a request that no route sees, and log it."""
+    request_id = os.urandom(8).hex()
+    status = status_of(error)
+    log.info(
+        "connection_refused", client=(client or ("",))[0], status=status, code=error.code,
+        what=error.what, request_id=request_id,
+    )  # fmt: skip
+    body = problem(error, request_id)
+    fields = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        (b"x-request-id", request_id.encode()),
+        *headers_of(error),
+    ]
+    return status, fields, body

@@ -131,8 +131,9 @@ def test_too_many_fields_are_refused(server):
 def test_bytes_that_are_not_http_are_refused(server):
     with connect(server) as sock:
         sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        status, problem, _ = answer_of(receive_all(sock))
+        status, problem, head = answer_of(receive_all(sock))
     assert (status, problem["code"]) == (400, "RF-H001")
+    assert f"x-request-id: {problem['request_id']}".encode() in head
 
 
 def test_a_body_that_stalls_is_408(server):
