@@ -29,6 +29,7 @@ from ragged_server.records import StoreSettings
 from ragged_server.runs import Entries
 from ragged_server.seal import LINEAGE_KEY, adopt, current_manifest, sealed_shards
 from ragged_server.segments import Scan, Segment, scan_segment, segment_sequence
+from ragged_server.shards import SealedShard
 
 __all__ = ["DirectoryLock", "Recovered", "recover"]
 
@@ -119,6 +120,7 @@ def recover(
     manifest = _own(directory, manifest, log_id.hex())
     shards = () if manifest is None else sealed_shards(directory, manifest)
     sealed = _sealed_end(manifest)
+    _require_whole(directory, shards, sealed)
     known = _columns(manifest, scans, settings)
     log = Log(folder, key, layer, clock)
     log.parts = shards
@@ -245,6 +247,18 @@ def _own(directory: Path, manifest: Manifest | None, log_id: str) -> Manifest | 
 
 def _sealed_end(manifest: Manifest | None) -> int:
     return 0 if manifest is None else int(manifest.lineage[LINEAGE_KEY]["next"])
+
+
+def _require_whole(directory: Path, shards: Sequence[SealedShard], sealed: int) -> None:
+    """Raise if shards are missing other than from the oldest on, as retention removes them."""
+    ends = [*(shard.first_sequence for shard in shards[1:]), sealed]
+    for shard, following in zip(shards, ends, strict=False):
+        if shard.end_sequence != following:
+            raise LogDamagedError(
+                "shards of the log are not listed any more", where=Where(file=str(directory)),
+                expected=f"records {shard.end_sequence} to {following - 1}", got="no shard",
+                remedy="restore manifest.json from a copy; write results of jobs elsewhere",
+            )  # fmt: skip
 
 
 def _columns(

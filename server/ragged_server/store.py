@@ -142,8 +142,10 @@ class Store:
             raise _unwritable(self.directory, err) from err
         try:
             found = recover(self.directory, self.settings, self._layer, self._clock)
-        except BaseException:
+        except BaseException as err:
             self._lock.release()
+            if isinstance(err, OSError) and not isinstance(err, RaggedError):
+                raise _unwritable(self.directory, err) from err
             raise
         self.log_id = found.log_id
         self._log: Log = found.log

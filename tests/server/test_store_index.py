@@ -200,7 +200,7 @@ def test_a_hundred_million_ids_stay_bounded(tmp_path):
         ids, digests, some = entries(rng, count, first)
         index.add_run(some, first, first + count)
         first += count
-        kept.append((ids[:3], digests[:3]))
+        kept.append((ids[:3].copy(), digests[:3].copy()))
         while index.merge():
             pass
         if len(kept) % 64 == 0:
@@ -209,7 +209,6 @@ def test_a_hundred_million_ids_stay_bounded(tmp_path):
     assert index.num_ids == first
     assert len(index.runs) <= 24
     for ids, digests in kept:
-        assert list(found(index, ids).values()) != []
         assert found(index, ids) == dict(zip(keys(ids), keys(digests), strict=True))
     # In kilobytes, from the second sample on: flat, whatever the number of ids.
     assert max(resident[1:]) - min(resident[1:]) < 100_000

@@ -1,6 +1,7 @@
 """Sealing, retention and what stays valid over both."""
 
 import time
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -8,9 +9,14 @@ from support.store_kit import ROOM, everything, ids_of, request, samples, stored
 
 import ragged_format as rf
 from ragged_format.errors import BrokenShardError, RaggedError
-from ragged_format.manifest import read_manifest
+from ragged_format.manifest import read_manifest, write_manifest
 from ragged_format.testing import assert_ragged_equal
-from ragged_server.errors import ConflictError, CursorExpiredError, LogDamagedError
+from ragged_server.errors import (
+    ConflictError,
+    CursorExpiredError,
+    LogDamagedError,
+    StorageFailedError,
+)
 from ragged_server.records import StoreSettings
 from ragged_server.seal import resized
 from ragged_server.store import Store
@@ -181,6 +187,30 @@ def test_a_copied_dataset_with_another_log_is_refused(tmp_path):
     (tmp_path / "a/manifest.json").replace(tmp_path / "b/manifest.json")
     with pytest.raises(LogDamagedError, match="not of one server"):
         Store(tmp_path / "b", SMALL).open()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["oldest", "middle", "newest"])
+def test_a_shard_that_is_not_listed_any_more(tmp_path, which):
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 7)
+        sealed(store, 3)
+    manifest = read_manifest(tmp_path)
+    kept = tuple(shard for at, shard in enumerate(manifest.shards) if at != which)
+    write_manifest(tmp_path, replace(manifest, shards=kept))
+    if which:
+        with pytest.raises(LogDamagedError, match="not listed any more"):
+            Store(tmp_path, SMALL).open()
+    else:
+        # That is what retention does.
+        with Store(tmp_path, SMALL) as store:
+            assert store.status().oldest_sequence == 8
+            assert len(stored_ids(store)) == 20
+
+
+def test_a_manifest_that_cannot_be_read(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(StorageFailedError, match="cannot be used"):
+        Store(tmp_path, SMALL).open()
 
 
 def retained(tmp_path, now, **limits):
