@@ -169,6 +169,7 @@ class Lease:
     """
 
     def __init__(self, directory: Path, token: str) -> None:
+        self.token = token
         self._path = directory / f"writer-{token}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o666)

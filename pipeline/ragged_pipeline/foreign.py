@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
@@ -31,6 +31,7 @@ from ragged_format.record_files import (
     read_lines,
     read_range,
 )
+from ragged_format.storage import is_remote
 
 if TYPE_CHECKING:
     from ragged_format.adapters.registry import Reader
@@ -90,6 +91,9 @@ def find_foreign(reader: Reader, places: Sequence[str]) -> list[ForeignFile]:
     """
     out: list[ForeignFile] = []
     for place in places:
+        if is_remote(place):
+            out += _remote(reader, place)
+            continue
         root = Path(place)
         if reader.payloads is not None:
             paths = find_files(reader, [place])
@@ -100,6 +104,18 @@ def find_foreign(reader: Reader, places: Sequence[str]) -> list[ForeignFile]:
             for path in find_inputs([place], (*reader.suffixes, PARQUET)):
                 out.append(ForeignFile(path, path, _name(path, root), _kind(path)))
     return out
+
+
+def _remote(reader: Reader, place: str) -> list[ForeignFile]:
+    """Return the files at a URL: local copies that are shown as what they are copies of."""
+    from ragged_pipeline.stores.copies import local_copy
+
+    root = local_copy(place)
+    found = find_foreign(reader, [str(root)])
+    return [
+        replace(file, shown=f"{place.rstrip('/')}/{file.name}" if root.is_dir() else place)
+        for file in found
+    ]
 
 
 def _name(path: str, root: Path) -> str:

@@ -1,16 +1,22 @@
 """Jobs and commands that read from a store and write into one."""
 
+import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import ragged_format as rf
+from ragged_format.cli import app
 from ragged_format.testing import assert_ragged_equal
 from ragged_pipeline.jobs.merge import Merge
 from ragged_pipeline.runner import run
+from ragged_pipeline.stores.copies import local_copy
 
+DATA = Path(__file__).parents[1] / "data" / "vllm"
 IN, OUT = "s3://rollouts/in", "s3://rollouts/out"
 
 
@@ -29,14 +35,8 @@ def stored(environment, samples):
     return IN
 
 
-def ragged(*arguments, **options):
-    command = [
-        sys.executable,
-        "-c",
-        "from ragged_format.cli import main; main()",
-        *map(str, arguments),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+def ragged(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_a_job_from_store_to_store_writes_what_it_writes_locally(s3, stored, samples, tmp_path):
@@ -72,14 +72,67 @@ def test_outputs_that_can_only_be_read_are_refused(stored, tmp_path):
 
 def test_commands_take_urls(s3, stored, samples, environment):
     done = ragged("validate", stored)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     done = ragged("inspect", stored, "--json")
     assert json.loads(done.stdout)["records"] == 37, done.stderr
     done = ragged("pack", stored, OUT, "--token-budget", "200", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     rows = rf.Dataset(OUT)
     rows.validate()
     assert rows.ragged_schema.profile == "packed"
     done = ragged("validate", "s3://rollouts/none")
-    assert done.returncode != 0
+    assert done.exit_code != 0
     assert "RF-C008" in done.stderr
+
+
+def test_dumps_in_a_store_are_converted(s3, environment, tmp_path):
+    lines = gzip.decompress((DATA / "rollouts.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    dump = tmp_path / "a.jsonl.gz"
+    dump.write_bytes(gzip.compress(b"".join(lines[:14])))
+    s3.put("dumps/a.jsonl.gz", dump.read_bytes())
+    words = ["convert", "--from", "vllm", "--vocab-size", "49152", "--json"]
+    near = ragged(*words, dump, tmp_path / "near")
+    assert near.exit_code == 0, near.stderr
+    for place in ("s3://rollouts/dumps", "s3://rollouts/dumps/a.jsonl.gz"):
+        far = ragged(*words, "--mode", "overwrite", "--force", place, "s3://rollouts/out")
+        assert far.exit_code == 0, far.stderr
+        assert json.loads(far.stdout)["inputs"] == ["s3://rollouts/dumps/a.jsonl.gz"]
+        assert rf.Dataset("s3://rollouts/out").num_rows == rf.Dataset(tmp_path / "near").num_rows
+    done = ragged(*words, "s3://rollouts/nothing", "s3://rollouts/other")
+    assert done.exit_code != 0
+    assert "RF-C008" in done.stderr
+
+
+COPY = """
+import sys
+from ragged_pipeline.stores.copies import local_copy
+print(local_copy("s3://rollouts/dumps").joinpath("a", "b.jsonl").read_text())
+"""
+
+
+def test_copies_of_dumps_go_with_their_process(s3, environment, tmp_path):
+    s3.put("dumps/a/b.jsonl", b"{}")
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", COPY], capture_output=True, text=True)
+        assert done.stdout == "{}\n", done.stderr
+    assert not [path for path in (tmp_path / "cache" / "copies").rglob("*") if path.is_file()]
+
+
+def test_copies_follow_what_is_there(s3, environment):
+    for name in "abc":
+        s3.put(f"more/{name}.jsonl", name.encode())
+    root = local_copy("s3://rollouts/more")
+    s3.put("more/b.jsonl", b"new")
+    s3.client.delete_object(Bucket="rollouts", Key="more/c.jsonl")
+    before = s3.requests["GET"]
+    assert local_copy("s3://rollouts/more") == root
+    assert s3.requests["GET"] - before == 2  # the listing and what changed
+    assert {path.name: path.read_text() for path in root.iterdir()} == {
+        "a.jsonl": "a", "b.jsonl": "new",
+    }  # fmt: skip
+
+
+def test_names_of_objects_do_not_lead_out_of_the_copies(s3, environment):
+    s3.put("dumps/../../evil.jsonl", b"{}")
+    with pytest.raises(rf.RaggedError):
+        local_copy("s3://rollouts/dumps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -123,6 +123,23 @@ class FsspecStorage(ReadOnlyStorage):
                 where=Where(file=f"{self.place}/{name}"), got="no file",
                 remedy="restore the file, or open the dataset anew if it was swept",
             ) from err  # fmt: skip
+
+    def scratch(self, purpose: str) -> Path:
+        """Return a directory on local disk for this place alone."""
+        return self._cache.directory.parent / purpose / self._key
+
+    def files(self) -> Iterator[tuple[str, int, str]]:
+        """Yield name, size and version of all files below the place; ``""`` is itself."""
+        if self._fs.isfile(self._path):
+            found = {self._path: self._fs.info(self._path)}
+        else:
+            found = self._fs.find(self._path, detail=True)
+        for path, info in sorted(found.items()):
+            yield path.removeprefix(self._path).strip("/"), info["size"], str(info)
+
+    def fetch(self, name: str, path: Path, size: int) -> None:  # noqa: ARG002 - as the others'
+        """Copy one of :meth:`files` to a path."""
+        self._fs.get_file(f"{self._path}/{name}" if name else self._path, str(path))
 
     def open_file(self) -> IO[bytes] | None:
         """Return the file, or None for a directory or nothing."""

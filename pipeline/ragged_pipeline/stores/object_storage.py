@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -135,6 +135,22 @@ class ObjectStorage:
             lambda path: self.objects.download("", path, entry.size),
             lambda path, fresh: path,  # noqa: ARG005 - whoever opens it verifies it
         )  # fmt: skip
+
+    def scratch(self, purpose: str) -> Path:
+        """Return a directory on local disk for this place alone."""
+        return self.location.scratch(purpose) / self.location.key
+
+    def files(self) -> Iterator[tuple[str, int, str]]:
+        """Yield name, size and version of all objects below the place; ``""`` is itself."""
+        entry = self._self()
+        entries = self.objects.list(deep=True) if entry is None else [entry]
+        for entry in entries:
+            if not entry.name.endswith("/"):
+                yield entry.name, entry.size, f"{entry.tag} {entry.modified}"
+
+    def fetch(self, name: str, path: Path, size: int) -> None:
+        """Copy one of :meth:`files` to a path."""
+        self.objects.download(name, path, size)
 
     def begin(self, token: str) -> ObjectSession:
         """Begin to write; the store is asked whether it honours conditions."""

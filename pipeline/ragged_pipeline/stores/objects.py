@@ -70,14 +70,14 @@ class Objects:
         with called(self.name(name)):
             return _entry(name, obstore.head(self._store, self.key(name)))
 
-    def list(self) -> Iterator[Entry]:
-        """Yield the objects directly below the prefix."""
+    def list(self, *, deep: bool = False) -> Iterator[Entry]:
+        """Yield the objects directly below the prefix, or all below it."""
         start = f"{self._prefix}/" if self._prefix else ""
         with called(self.place):
             for chunk in obstore.list(self._store, prefix=self._prefix or None, chunk_size=1000):
                 for meta in chunk:
                     name = meta["path"].removeprefix(start)
-                    if "/" not in name:
+                    if name and (deep or "/" not in name):
                         yield _entry(name, meta)
 
     def delete(self, names: Sequence[str]) -> None:

@@ -24,7 +24,14 @@ from ragged_pipeline.stores.objects import Objects, pause
 if TYPE_CHECKING:
     from ragged_pipeline.stores.object_storage import ObjectStorage
 
-__all__ = ["ObjectSession", "commit", "lease_name", "require_conditions", "tombstone_name"]
+__all__ = [
+    "ObjectSession",
+    "clear_dead",
+    "commit",
+    "lease_name",
+    "require_conditions",
+    "tombstone_name",
+]
 
 # Rounds of reading and putting the manifest: in each, one of the writers that compete succeeds.
 _ROUNDS = 200
@@ -55,7 +62,7 @@ class ObjectSession:
         self._objects = storage.objects
         staging = storage.location.scratch("staging")
         staging.mkdir(parents=True, exist_ok=True)
-        _clear(staging)
+        clear_dead(staging)
         self._local = Lease(staging, token)
         self.directory = staging / token
         self.directory.mkdir()
@@ -230,8 +237,8 @@ def require_conditions(objects: Objects, name: str) -> None:
         )  # fmt: skip
 
 
-def _clear(staging: Path) -> None:
-    """Remove what killed processes left."""
+def clear_dead(staging: Path) -> None:
+    """Remove what killed processes left: directories named by tokens whose lease nobody holds."""
     for directory in staging.iterdir():
         if directory.is_dir() and not lives(staging, directory.name):
             shutil.rmtree(directory, ignore_errors=True)

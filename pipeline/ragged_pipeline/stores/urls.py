@@ -89,7 +89,7 @@ def locate(url: str, options: Mapping[str, Any]) -> Location:
     if "//" in prefix or any(part in (".", "..") for part in prefix.split("/")):
         raise UnsupportedFeatureError(
             "the URL has an empty or relative part", where=Where(file=place),
-            expected="names between single slashes", got=url, remedy="correct the URL",
+            expected="names between single slashes", got=place, remedy="correct the URL",
         )  # fmt: skip
     if scheme == "memory":
         store: Any = _memory
