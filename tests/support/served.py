@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx2
 
@@ -23,12 +24,14 @@ class Served:
             str(directory), "--port", str(self.port), "--json", "--log-requests", "none", *options,
         ]  # fmt: skip
         self._env = {**os.environ, **(env or {})}
+        self.log = Path(f"{directory}.log")  # what all of its processes say
         self.process = None
 
     def start(self):
-        self.process = subprocess.Popen(
-            self._command, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._env, stdout=subprocess.PIPE, stderr=log
+            )
         assert json.loads(self.process.stdout.readline())["url"] == self.url
         end = time.monotonic() + 30
         while httpx2.get(f"{self.url}/readyz", trust_env=False).status_code != 200:
