@@ -103,8 +103,8 @@ class Upkeep:
             try:
                 self.round()
                 self.failure = None
-            except (RaggedError, OSError) as err:
-                self.failure = str(err)
+            except Exception as err:  # noqa: BLE001 - it must go on, and be seen in the status
+                self.failure = str(err) if isinstance(err, RaggedError) else repr(err)
                 pause = _PAUSE_S
                 _log.exception("upkeep failed; it is tried again")
             self._event.wait(pause)

@@ -118,6 +118,23 @@ def test_a_seal_that_fails_after_its_commit_is_not_done_twice(tmp_path, monkeypa
         assert len(stored_ids(store)) == 8
 
 
+@pytest.mark.parametrize("fault", [OSError(28, "full"), ValueError("odd")], ids=["ENOSPC", "bug"])
+def test_sealing_that_fails_is_seen_and_tried_again(tmp_path, monkeypatch, fault):
+    def fail(*_):
+        raise fault
+
+    with Store(tmp_path, SMALL) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("ragged_server.seal.FileWriter.write", fail)
+            fill(store, 4)
+            settled(store, lambda: store.status().failure is not None)
+            fill(store, 1, start=4)
+            assert not list(tmp_path.glob("shard-*"))
+        sealed(store, 2)
+        settled(store, lambda: store.status().failure is None)
+        assert len(stored_ids(store)) == 20
+
+
 def test_a_damaged_segment_is_not_sealed(tmp_path):
     with Store(tmp_path, SMALL) as store:
         store._upkeep.stop()
