@@ -171,6 +171,11 @@ def _dealt(batch: pa.RecordBatch, replicas: int) -> Iterator[tuple[int, pa.Recor
     if replicas == 1 or not batch.num_rows:
         yield 0, batch
         return
+    if "sample_id" not in batch.schema.names:
+        raise SchemaMismatchError(
+            "records without sample_id cannot be dealt to replicas", expected="profile sample",
+            got=", ".join(batch.schema.names),
+        )  # fmt: skip
     ids = batch.column("sample_id").to_pylist()
     homes = np.array([xxhash.xxh3_64_intdigest(name.encode()) % replicas for name in ids])
     for replica in range(replicas):

@@ -5,6 +5,7 @@ import io
 import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.containers import equal, small_batch, small_schema, stream_bytes, three_batches
 from support.fake_server import fake_server
@@ -266,6 +267,15 @@ def test_replicas_get_each_record_at_one_place(push):
         again = push(rf.take(batch, list(range(59, -1, -1))), url=urls)
         assert again.duplicates == 60
         assert not set(one.ids) & set(two.ids)
+
+
+def test_only_samples_are_dealt():
+    other = pa.RecordBatch.from_pylist([{"a": 1}])
+    with (
+        Client(["http://127.0.0.1:9", "http://127.0.0.1:9"]) as client,
+        pytest.raises(rf.SchemaMismatchError, match="without sample_id"),
+    ):
+        client.push(other)
 
 
 def test_a_failing_source_is_an_error_of_its_own(server, push):
