@@ -17,6 +17,7 @@ from benchmarks.environment import (
 
 BENCHMARKS = (
     "pack",
+    "pack_job",
     "row_bytes",
     "serialize",
     "arena",
