@@ -213,6 +213,10 @@ def test_a_report_is_replaced_and_another_file_is_not(dataset, made, tmp_path):
         reports.report(dataset, target)
     assert caught.value.code == "RF-C009"
     assert target.read_text() == "<p>my notes</p>"
+    with pytest.raises(rf.DatasetExistsError):
+        reports.report(dataset, tmp_path)
+    with pytest.raises(rf.DatasetNotFoundError):
+        reports.report(dataset, tmp_path / "no" / "report.html")
     shutil.copy(made[0], target)
     assert reports.report(dataset, target).html == str(target)
     assert target.read_bytes() == made[0].read_bytes()

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.dataset import Dataset
-from ragged_format.errors import DatasetExistsError, LimitExceededError, Where
+from ragged_format.errors import (
+    DatasetExistsError,
+    DatasetNotFoundError,
+    LimitExceededError,
+    Where,
+)
 from ragged_format.local_files import create
 from ragged_format.sources import open_source
 from ragged_pipeline.reports.collect import gather
@@ -96,7 +101,9 @@ def report(
     RaggedError
         The source cannot be opened or read.
     DatasetExistsError
-        `html` is a file that is no report (``RF-C009``).
+        `html` is a file that is no report, or a directory (``RF-C009``).
+    DatasetNotFoundError
+        The directory of `html` is not there (``RF-C008``).
     LimitExceededError
         An option is out of range (``RF-L001``, ``RF-L002``).
     MissingDependencyError
@@ -175,10 +182,21 @@ def _check(*, least: int = 1, **options: int | None) -> None:
 
 
 def _check_free(path: Path) -> None:
-    """Refuse to replace a file that no report wrote."""
+    """Refuse a place that no report can take, before the data is read."""
     from ragged_pipeline.reports.page import MARK
 
-    if not path.is_file():
+    if not path.parent.is_dir():
+        raise DatasetNotFoundError(
+            "there is no directory for the report", where=Where(file=str(path)),
+            expected=f"the directory {path.parent}", got="nothing", remedy="make it first",
+        )  # fmt: skip
+    if path.exists() and not path.is_file():
+        raise DatasetExistsError(
+            "the place of the report is taken by something else", where=Where(file=str(path)),
+            expected="a file, or nothing", got="a directory" if path.is_dir() else "a device",
+            remedy="name a file, such as report.html",
+        )  # fmt: skip
+    if not path.exists():
         return
     with path.open("rb") as file:
         head = file.read(1024)
