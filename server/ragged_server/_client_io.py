@@ -7,9 +7,15 @@ Everything above it is written once, as coroutines. The blocking form never susp
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -91,11 +97,6 @@ def run_now(coroutine: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
     raise RuntimeError("a blocking call was suspended")
 
 
-def _apply_now(function: Callable[[T], Coroutine[Any, Any, R]], item: T) -> R:
-    # A call that is cancelled before it begins makes no coroutine.
-    return run_now(function(item))
-
-
 def _request(client: Any, call: Call) -> Any:
     timeout = httpx2.Timeout(_STALL_S, connect=_CONNECT_S, read=_STALL_S + call.wait_s, pool=None)
     # Bodies are taken as they come: the reader of streams decodes zstd, within its own limits.
@@ -128,11 +129,19 @@ class _Body:
         return Answer(response.status_code, headers, b"".join(self._parts))
 
 
+class _Thread(threading.local):
+    """What ends the pauses of a thread."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+
 class BlockingIo:
     """Blocking calls; several at a time in threads. Its coroutines never suspend."""
 
     def __init__(self, **options: Any) -> None:
         self._http = httpx2.Client(**options)
+        self._thread = _Thread()
 
     async def send(self, call: Call) -> Answer:
         body = _Body(call)
@@ -142,7 +151,8 @@ class BlockingIo:
             return body.answer(response)
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        if self._thread.stopped.wait(seconds):
+            raise CancelledError
 
     async def call(self, function: Callable[[], T]) -> T:
         return function()
@@ -154,11 +164,12 @@ class BlockingIo:
             for item in items:
                 yield await function(item)
             return
+        stopped = threading.Event()
         with ThreadPoolExecutor(in_flight, "ragged-push") as pool:
             running: set[Future[R]] = set()
             try:
                 for item in items:
-                    running.add(pool.submit(_apply_now, function, item))
+                    running.add(pool.submit(self._apply, stopped, function, item))
                     if len(running) == in_flight:
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for future in done:
@@ -168,8 +179,20 @@ class BlockingIo:
                     for future in done:
                         yield future.result()
             finally:
+                # The caller has failed or was interrupted: nobody waits for what is left.
+                stopped.set()
                 for future in running:
                     future.cancel()
+
+    def _apply(
+        self,
+        stopped: threading.Event,
+        function: Callable[[T], Coroutine[Any, Any, R]],
+        item: T,
+    ) -> R:
+        self._thread.stopped = stopped
+        # Made here, so that one which is cancelled before it begins is none.
+        return run_now(function(item))
 
     def close(self) -> None:
         self._http.close()

@@ -174,6 +174,17 @@ def test_an_interrupted_tail_is_complete(server, tmp_path, number):
     assert told.split()[-1].decode() == cursor.read_text().strip()
 
 
+def test_an_interrupted_push_does_not_go_on(data):
+    process = subprocess.Popen(
+        [*RAGGED, "push", "http://127.0.0.1:9", str(data)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
 def _wait_for_readers(client):
     end = time.monotonic() + 20
     while not client.status()["server"]["waiting"]:

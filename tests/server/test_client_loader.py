@@ -78,3 +78,21 @@ def test_a_loader_follows_a_server_and_resumes(server, form):
         second.close()
         timer.join()
     assert len(set(got)) == len(got) == 35
+
+
+def test_a_loader_follows_replicas(server, tmp_path):
+    with running(tmp_path / "other", MemoryStore()) as other:
+        urls = [server.url, other.url]
+        with Client(urls) as client:
+            client.push(samples(40, "both"))
+        assert min(len(server.store.rows), len(other.store.rows)) > 5
+        loader = OnlineLoader(
+            ServerTail(urls), 40, max_wait_s=0.2, window=1, null_advantage="keep"
+        )  # fmt: skip
+        got = []
+        steps = iter(loader)
+        while len(got) < 40:
+            got += ids_of(next(steps))
+        assert loader.state_dict()["cursor"].count("~") == 1
+        loader.close()
+    assert len(set(got)) == 40

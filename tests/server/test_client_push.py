@@ -234,6 +234,28 @@ def test_other_servers_are_named(server, push):
     assert "404" in caught.value.got
 
 
+def test_an_error_ends_the_retries_of_other_requests(server, push):
+    busy = (503, {}, problem_of("QueueFullError", "RF-H110"))
+    server.faults = [busy, (409, {}, problem_of("ConflictError", "RF-H101")), *[busy] * 1000]
+    since = time.monotonic()
+    with pytest.raises(ConflictError):
+        push(iter(three_batches()), in_flight=2, retries=Retries(for_s=60, first_s=1))
+    assert time.monotonic() - since < 20
+
+
+def test_a_push_that_is_cancelled(server):
+    server.delay_s = 0.3
+
+    async def go():
+        async with AsyncClient(server.url, retries=QUICK) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.push(iter(three_batches() * 4)), 0.1)
+            server.delay_s = 0
+            return await client.push(three_batches())
+
+    assert asyncio.run(go()).records == 9
+
+
 def test_it_gives_up(server, push):
     server.faults = [(503, {}, problem_of("QueueFullError", "RF-H110"))] * 1000
     with pytest.raises(rf.RaggedError, match="RF-H110"):
