@@ -2,9 +2,10 @@
 
 import errno
 import random
+from contextlib import suppress
 
 import pytest
-from support.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles, PowerLost
 from support.store_kit import everything, ids_of, request, samples, stored_ids
 
 from ragged_server.errors import (
@@ -16,7 +17,7 @@ from ragged_server.errors import (
 from ragged_server.records import StoreSettings
 from ragged_server.store import Store
 
-SETTINGS = StoreSettings(segment_bytes=40_000, grace_s=0.0, batch_rows=16)
+SETTINGS = StoreSettings(segment_bytes=15_000, grace_s=0.0, batch_rows=16)
 
 
 class Ledger:
@@ -62,6 +63,11 @@ def run_schedule(folder, seed, *, syncs=True):
                 if answered(future, layer):
                     ledger.acknowledged.update(ids_of([part]))
             sent.append(batch)
+            if rng.random() < 0.4:
+                # Seal here and now: its thread would race with the loss of power.
+                store._upkeep._stopped = False
+                with suppress(OSError, PowerLost):
+                    store._upkeep.round()
         abandon(store)
         layer.lose_power()
     with Store(folder, SETTINGS) as store:
