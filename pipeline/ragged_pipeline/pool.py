@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from ragged_format import errors
 from ragged_format.errors import RaggedError, Where, WorkerError
+from ragged_pipeline.memory import released
 from ragged_pipeline.tasks import run_task
-from ragged_pipeline.worker import reference_of, released
+from ragged_pipeline.worker import reference_of
 
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job

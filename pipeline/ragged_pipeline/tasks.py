@@ -24,6 +24,7 @@ from ragged_format.errors import RaggedError
 from ragged_format.files import FileReader
 from ragged_format.local_files import TEMPORARY_MARK, create, sync_directory, temporary_name
 from ragged_pipeline.job import Context, Job, Made
+from ragged_pipeline.memory import releasing
 
 if TYPE_CHECKING:
     from ragged_pipeline.plan import Plan
@@ -73,7 +74,7 @@ def run_task(
     task = plan.stages[stage].tasks[index]
     spill = work / f"{stage:02d}-{index:06d}.d"
     temporary = temporary_name(spill)
-    context = context_of(work, inputs, memory=memory, spill=temporary, advance=advance)
+    context = context_of(work, inputs, memory=memory, spill=temporary, advance=releasing(advance))
     try:
         temporary.mkdir()
         made: Made | None = None

@@ -7,7 +7,6 @@ the process ends at once, whatever it is doing, so that no worker outlives its p
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import queue
@@ -20,10 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ragged_pipeline.memory import released
+
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job
 
-__all__ = ["described", "load_job", "main", "reference_of", "released"]
+__all__ = ["described", "load_job", "main", "reference_of"]
 
 ADVANCE_S = 0.1
 
@@ -122,13 +123,3 @@ def described(err: Exception) -> dict[str, Any]:
         name = None if err.filename is None else str(err.filename)
         return {"kind": "os", "errno": err.errno, "strerror": err.strerror, "filename": name}
     return {"kind": "other", "text": "".join(traceback.format_exception(err))}
-
-
-def released() -> None:
-    """Give memory that libraries keep for later back to the system."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

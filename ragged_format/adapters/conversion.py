@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 WINDOW_RECORDS = 256
-WINDOW_BYTES = 32 << 20
+# The parsed records of a window take several times their text.
+WINDOW_BYTES = 4 << 20
 # Errors that can mean that a record is of another system.
 _OTHER_FORM = frozenset({"RF-A001", "RF-A002", "RF-A006", "RF-A009", "RF-A010"})
 
