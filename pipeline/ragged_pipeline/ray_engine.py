@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ragged_format.errors import JobError, MissingDependencyError, Where, WorkerError
 from ragged_format.local_files import TEMPORARY_MARK
+from ragged_pipeline.memory import released
 from ragged_pipeline.pool import ATTEMPTS, ONE_THREAD, Advance, Done, rebuilt
-from ragged_pipeline.worker import described, load_job, reference_of, released
+from ragged_pipeline.worker import described, load_job, reference_of
 
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job
