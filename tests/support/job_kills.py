@@ -28,6 +28,7 @@ def started(order):
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, json.dumps(order)],
+        bufsize=0,  # what comes after the first line stays for `communicate`
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     first = process.stdout.readline()
