@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ragged_server.direct import RECEIVE_INTO, ReceiveInto
 from ragged_server.http_errors import BadRequestError, SlowRequestError
 from ragged_server.limits import Budget, Reservation, too_large
 
@@ -77,12 +78,14 @@ def reserve_body(headers: Headers, settings: ServerSettings, budget: Budget) -> 
     return budget.reserve(settings.max_request_bytes if length is None else length)
 
 
-async def read_body(receive: Receive, size: int, settings: ServerSettings) -> bytearray:
+async def read_body(
+    scope: Scope, receive: Receive, size: int, settings: ServerSettings
+) -> bytearray:
     """Return the whole body of a request.
 
     Parameters
     ----------
-    receive : callable
+    scope, receive
         Of ASGI.
     size : int
         Bytes reserved: more raise, as a body that lies about its length does.
@@ -98,6 +101,10 @@ async def read_body(receive: Receive, size: int, settings: ServerSettings) -> by
     ClientGoneError
         The client went away.
     """
+    receive_into = scope.get(RECEIVE_INTO)
+    framing = {name for name, _ in scope["headers"]} & {b"content-length", b"transfer-encoding"}
+    if receive_into is not None and framing == {b"content-length"}:
+        return await _read_directly(receive_into, size, settings)
     out = bytearray()
     loop = asyncio.get_running_loop()
     idle = settings.body_idle_timeout_s
@@ -115,11 +122,33 @@ async def read_body(receive: Receive, size: int, settings: ServerSettings) -> by
                     return out
                 timer.reschedule(min(loop.time() + idle, end))
     except TimeoutError as err:
-        late = loop.time() >= end
-        name = "body_timeout_s" if late else "body_idle_timeout_s"
-        limit = settings.body_timeout_s if late else idle
-        raise SlowRequestError(
-            "the body did not arrive in time", expected=f"{name} <= {limit:g}",
-            got=f"{len(out)} bytes", limits={name: limit}, headers={"Connection": "close"},
-            remedy="send smaller requests",
-        ) from err  # fmt: skip
+        raise _slow(settings, len(out), is_late=loop.time() >= end) from err
+
+
+async def _read_directly(
+    receive_into: ReceiveInto, size: int, settings: ServerSettings
+) -> bytearray:
+    """Return the body, written by the kernel into memory of its size."""
+    out = bytearray(size)
+    receiver = receive_into(out)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + settings.body_timeout_s
+    while not receiver.done.done():
+        before = receiver.filled
+        timeout = min(settings.body_idle_timeout_s, end - loop.time())
+        await asyncio.wait({receiver.done}, timeout=timeout)
+        is_late = loop.time() >= end
+        if not receiver.done.done() and (is_late or receiver.filled == before):
+            raise _slow(settings, receiver.filled, is_late=is_late)
+    if not receiver.done.result():
+        raise ClientGoneError
+    return out
+
+
+def _slow(settings: ServerSettings, got: int, *, is_late: bool) -> SlowRequestError:
+    name = "body_timeout_s" if is_late else "body_idle_timeout_s"
+    limit = getattr(settings, name)
+    return SlowRequestError(
+        "the body did not arrive in time", expected=f"{name} <= {limit:g}", got=f"{got} bytes",
+        limits={name: limit}, headers={"Connection": "close"}, remedy="send smaller requests",
+    )  # fmt: skip

@@ -78,7 +78,7 @@ class Ingest:
         with reserve_body(headers, context.settings, context.budget) as reservation:
             context.ingesting += 1
             try:
-                data = await read_body(receive, reservation.size, context.settings)
+                data = await read_body(scope, receive, reservation.size, context.settings)
                 reservation.shrink(len(data))
                 context.metrics.received.inc(len(data))
                 context.metrics.sizes.observe(len(data))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragged_format.errors import RaggedError
 from ragged_server.body import Receive, Scope, Send
+from ragged_server.direct import RECEIVE_INTO, BodyReceiver
 from ragged_server.http_errors import (
     BadRequestError,
     BusyError,
@@ -96,6 +99,24 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._start_header_timer()
 
+    def _receive_into(self, cycle: Any, buffer: bytearray) -> BodyReceiver:
+        """Fill a buffer of the body's size with a body; see :mod:`ragged_server.direct`."""
+        filled = len(cycle.body)
+        buffer[:filled] = cycle.body
+        cycle.body = bytearray()
+        if cycle.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        receiver = BodyReceiver(self, self.transport, buffer, filled, self._body_is_there)
+        receiver.start()
+        return receiver
+
+    def _body_is_there(self) -> None:
+        """Begin behind a body that the parser did not see."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.cycle.more_body = False
+
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_reading_header = False
@@ -111,6 +132,9 @@ class _LimitedProtocol(HttpToolsProtocol):
             )  # fmt: skip
         if error is None:
             super().on_headers_complete()
+            # Of this request: others may begin before its route asks for the body.
+            receive_into = partial(self._receive_into, self.cycle)
+            self.scope[RECEIVE_INTO] = receive_into  # type: ignore[literal-required]
             return
         app, self.app = self.app, _Refusal(error)
         try:
@@ -131,7 +155,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing() or self._body_is_read():
+        is_last = self.cycle.response_complete  # no other request has begun
+        if self.transport.is_closing() or not is_last or self._body_is_read():
             return
         # uvicorn would take the rest of this body without end.
         self._unset_keepalive_if_required()

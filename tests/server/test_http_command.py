@@ -207,8 +207,9 @@ def test_https(tmp_path, certificate):
         wait_until(lambda: status_of(server.url + "/readyz", verify=context) == 200)
         with httpx2.Client(verify=context, base_url=server.url) as client:
             headers = {"content-type": ARROW}
-            body = stream(batch("a"))
-            assert client.post("/v1/samples", content=body, headers=headers).status_code == 201
+            for body in (stream(batch("a")), stream(batch("b", tokens=50_000))):
+                answer = client.post("/v1/samples", content=body, headers=headers)
+                assert answer.status_code == 201
         assert status_of(server.url.replace("https", "http") + "/readyz") is None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import threading
 import time
 
@@ -263,6 +264,61 @@ def test_requests_that_follow_each_other_at_once_are_answered_in_order(server):
         )  # fmt: skip
         raw = receive_all(sock)
     assert [part.split(b" ")[0] for part in raw.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+def large(name):
+    """A request with a body of about half a megabyte."""
+    body = stream(batch(name, tokens=25_000))
+    assert 400_000 < len(body) < 1 << 20
+    return POST.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def test_large_bodies_follow_each_other_on_one_connection(server):
+    with connect(server) as sock:
+        for name in ("large-1", "large-2", "large-3"):
+            sock.sendall(large(name))
+            assert read_answer(sock)[0] == 201
+        sock.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert read_answer(sock)[0] == 200
+
+
+def test_requests_that_follow_a_large_body_at_once_are_answered(server):
+    follow = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with connect(server) as sock:
+        sock.sendall(large("followed-1") + large("followed-2") + follow)
+        raw = receive_all(sock)
+    assert [part.split(b" ")[0] for part in raw.split(b"HTTP/1.1 ")[1:]] == [b"201", b"201", b"200"]
+
+
+def test_a_large_body_may_come_in_small_pieces(server):
+    request = large("pieces")
+    with connect(server) as sock:
+        for at in range(0, len(request), 10_007):
+            sock.sendall(request[at : at + 10_007])
+        assert read_answer(sock)[0] == 201
+
+
+@pytest.mark.parametrize("how", ["close", "shutdown", "reset"])
+def test_a_client_that_goes_away_in_its_body_leaves_nothing(server, how):
+    before = len(server.store.rows)
+    sock = connect(server)
+    sock.sendall(large(f"gone-{how}")[:300_000])
+    wait_until(lambda: server.context.ingesting == 1)
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if how == "shutdown":
+        sock.shutdown(socket.SHUT_WR)
+        assert receive_all(sock) == b""
+    sock.close()
+    wait_until(lambda: server.context.ingesting == 0)
+    assert server.context.budget.used == 0
+    assert len(server.store.rows) == before
+
+
+def test_a_request_without_body_or_length_is_refused(server):
+    with connect(server) as sock:
+        sock.sendall(POST.encode() + b"\r\n")
+        assert read_answer(sock)[0] == 400
 
 
 def test_an_upgrade_is_not_made(server):
