@@ -36,16 +36,18 @@ EXACT_K = 16
 TERMS = (0, 1, 2, 3, 4, "sqrt")
 
 
-def heads(k: int, tokens: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def heads(
+    k: int, tokens: int, vocab_size: int = VOCAB_SIZE
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Return ids and log-probs of `tokens` heads, (tokens, k): a power law over ranks with noise.
 
     Ids are distinct in a head and skewed over the vocabulary, as those of text are.
     """
     rng = np.random.default_rng(SEED)
     # More than k of them, of which the first k that differ stay.
-    drawn = np.expm1(rng.random((tokens, 3 * k)) * np.log(VOCAB_SIZE + 1)).astype(np.int64)
+    drawn = np.expm1(rng.random((tokens, 3 * k)) * np.log(vocab_size + 1)).astype(np.int64)
     ids = np.empty((tokens, k), np.int32)
-    for row, candidates in enumerate(np.minimum(drawn, VOCAB_SIZE - 1)):
+    for row, candidates in enumerate(np.minimum(drawn, vocab_size - 1)):
         different = candidates[np.sort(np.unique(candidates, return_index=True)[1])][:k]
         spare = np.setdiff1d(np.arange(2 * k), different)[: k - len(different)]
         ids[row] = np.concatenate([different, spare])
@@ -58,12 +60,15 @@ def heads(k: int, tokens: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.fl
 
 
 def samples_of(
-    ids: npt.NDArray[np.int32], values: npt.NDArray[np.float32], kind: pa.DataType
+    ids: npt.NDArray[np.int32],
+    values: npt.NDArray[np.float32],
+    kind: pa.DataType,
+    vocab_size: int = VOCAB_SIZE,
 ) -> pa.RecordBatch:
     """Return sequences of `LENGTH` targets with these heads, the log-probs of type `kind`."""
     column = replace(rf.standard_column("teacher_topk_log_probs"), type=kind)
     schema = rf.sample_schema(
-        vocab_size=VOCAB_SIZE, columns=["teacher_topk_counts", "teacher_topk_ids", column]
+        vocab_size=vocab_size, columns=["teacher_topk_counts", "teacher_topk_ids", column]
     )
     tokens, k = ids.shape
     rows = tokens // LENGTH
@@ -72,7 +77,7 @@ def samples_of(
     mask = np.tile(np.arange(LENGTH + 1) > 0, rows).astype(np.uint8)
     per_row = offsets_of(np.full(rows, LENGTH))
     flat_columns: dict[str, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {
-        "input_ids": (rng.integers(0, VOCAB_SIZE, len(mask)), offsets_of(lengths)),
+        "input_ids": (rng.integers(0, vocab_size, len(mask)), offsets_of(lengths)),
         "completion_mask": (mask, offsets_of(lengths)),
         "teacher_topk_counts": (np.full(tokens, k), per_row),
         "teacher_topk_ids": (ids.reshape(-1), per_row * k),
