@@ -22,9 +22,7 @@ from ragged_server.store import Store
 def filled(folder, groups=3, settings=None, rows=2):
     with Store(folder, settings or StoreSettings()) as store:
         for number in range(groups):
-            store.append(
-                request(samples(rows, prefix=f"g{number}-", columns=["group_id"]))
-            ).result()
+            store.append(request(samples(rows, prefix=f"g{number}-", columns=[]))).result()
         return stored_ids(store)
 
 
@@ -38,26 +36,27 @@ def test_every_truncation_point_keeps_whole_commits(tmp_path):
     path = only_segment(tmp_path / "live")
     data = path.read_bytes()
     ends = [0, *scan_segment(path, None).ends]
+    cut = tmp_path / path.name
+    cut.write_bytes(data)
     copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "live", copy)
-    target = only_segment(copy)
-    for size in range(len(data) + 1):
-        target.write_bytes(data[:size])
-        scan = scan_segment(target, None)
+    for size in range(len(data), -1, -1):
+        os.truncate(cut, size)
+        scan = scan_segment(cut, None)
         whole = sum(end <= size for end in ends[1:])
         assert len(scan.commits) == whole
         assert scan.end_bytes == ends[whole]
         assert scan.later is None
-        # Opening costs more; the points around each message's ends are the interesting ones.
-        if size % 199 and size not in ends:
+        # Opening costs more, and does nothing else with what the scan found.
+        if size % 499 and size not in ends:
             continue
+        shutil.copytree(tmp_path / "live", copy)
+        os.truncate(only_segment(copy), size)
         with Store(copy, StoreSettings()) as store:
             assert stored_ids(store) == ids[: 2 * whole]
             assert store._recovery.cut_bytes == size - ends[whole]
-            again = store.append(request(samples(2, prefix="g0-", columns=["group_id"]))).result()
+            again = store.append(request(samples(2, prefix="g0-", columns=[]))).result()
             assert again.duplicates == (2 if whole else 0)
-        for left in (copy / "log").glob("segment-*"):
-            left.unlink()
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 4096, b"\xff" * 64, b"garbage"], ids=["0", "ff", "text"])
@@ -117,7 +116,7 @@ def test_a_segment_is_a_stream_for_other_readers(tmp_path):
 def test_appending_goes_on_in_the_same_segment(tmp_path):
     ids = filled(tmp_path)
     with Store(tmp_path, StoreSettings()) as store:
-        store.append(request(samples(2, prefix="later-", columns=["group_id"]))).result()
+        store.append(request(samples(2, prefix="later-", columns=[]))).result()
         assert len(stored_ids(store)) == len(ids) + 2
         assert only_segment(tmp_path)
         assert store.status().commits == 4
