@@ -45,6 +45,11 @@ class Served:
         self.process.wait()
         self.process.stdout.close()
 
+    def end(self):
+        """At the end of a test, whatever the state."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(30)
