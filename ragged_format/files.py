@@ -17,7 +17,6 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -46,7 +45,7 @@ from ragged_format.errors import (
 )
 from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
-from ragged_format.local_files import NewFile, open_binary, path_text
+from ragged_format.local_files import NewFile, local_path, open_binary
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 from ragged_format.writer_state import WriterState, require_open
 
@@ -82,7 +81,7 @@ class FileWriter:
     def __init__(
         self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
     ) -> None:
-        self.path = Path(path_text(path))
+        self.path = local_path(path)
         self.trailer: Trailer | None = None
         self._encoder = Encoder(schema, validate=validate, name=str(self.path))
         self._blocks: list[tuple[int, int, int]] = []
@@ -207,7 +206,7 @@ class FileReader:
         validate: Validation = "off",
     ) -> None:
         check_choice("validate", validate, VALIDATIONS)
-        self.path = Path(path_text(path))
+        self.path = local_path(path)
         self._options: dict[str, Any] = {
             "columns": columns, "verify": verify, "validate": validate,
         }  # fmt: skip

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
@@ -51,7 +50,7 @@ from ragged_format.errors import (
 )
 from ragged_format.flatbuffer import CONTINUATION, END_OF_STREAM, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
-from ragged_format.local_files import NewFile, open_binary
+from ragged_format.local_files import NewFile, local_path, open_binary
 from ragged_format.messages import MAX_MESSAGE_BYTES
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 from ragged_format.writer_state import WriterState, require_open
@@ -88,7 +87,7 @@ class StreamWriter:
         *,
         validate: Validation = "off",
     ) -> None:
-        path = Path(sink) if isinstance(sink, str | os.PathLike) else None
+        path = local_path(sink) if isinstance(sink, str | os.PathLike) else None
         self._name = getattr(sink, "name", None) if path is None else str(path)
         self._encoder = Encoder(schema, validate=validate, name=self._name)
         self._new = None if path is None else NewFile(path)
@@ -270,7 +269,7 @@ class StreamReader:
         self._name: str | None = None
         if isinstance(source, str | os.PathLike):
             self._name = os.fspath(source)
-            source = self._file = open_binary(Path(source))
+            source = self._file = open_binary(local_path(source))
         self._verify = verify
         self._validate: Validation = validate
         self._max_message_bytes = max_message_bytes
