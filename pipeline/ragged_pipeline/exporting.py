@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ragged_format.dataset import Dataset
 from ragged_format.errors import ConversionError, RaggedError, SchemaMismatchError, Where
 from ragged_format.profiles import REQUIRED
 from ragged_format.sources import open_source
+from ragged_format.storage import is_remote
 from ragged_pipeline.progress import Meter, Report
 from ragged_pipeline.runner import Result
 
@@ -94,12 +95,12 @@ def export(
     records = _Records([os.fspath(place) for place in places], writer, to, columns, progress)
     chosen = dict(options or {})
     target = os.fspath(out)
-    counts = write_whole(target, lambda place: dict(writer.write(iter(records), place, **chosen)))
-    made = [path for path in _files(Path(target)) if path.is_file()]
+    with _placed(target) as place:
+        counts = write_whole(place, lambda path: dict(writer.write(iter(records), path, **chosen)))
+        made = [path.stat().st_size for path in _files(Path(place)) if path.is_file()]
     return Result(
         job="export", path=target, plan="", rows_in=records.rows, rows=records.rows,
-        shards=len(made), bytes=sum(path.stat().st_size for path in made),
-        figures=dict(sorted(counts.items())),
+        shards=len(made), bytes=sum(made), figures=dict(sorted(counts.items())),
     )  # fmt: skip
 
 
@@ -184,6 +185,18 @@ def _size(source: Source) -> int:
         return sum(shard.bytes for shard in source.shards)
     path = getattr(source, "path", None)
     return Path(path).stat().st_size if path is not None and Path(path).is_file() else 0
+
+
+@contextmanager
+def _placed(target: str) -> Iterator[str]:
+    """Yield where to write on this machine for what shall be at a path or URL."""
+    if not is_remote(target):
+        yield target
+        return
+    from ragged_pipeline.stores.file_output import file_output
+
+    with file_output(target) as path:
+        yield str(path)
 
 
 def _files(path: Path) -> Iterator[Path]:

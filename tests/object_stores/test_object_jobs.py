@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -136,3 +137,41 @@ def test_names_of_objects_do_not_lead_out_of_the_copies(s3, environment):
     s3.put("dumps/../../evil.jsonl", b"{}")
     with pytest.raises(rf.RaggedError):
         local_copy("s3://rollouts/dumps")
+
+
+def test_pages_and_exports_go_into_a_store(s3, stored, environment, tmp_path):
+    page = "s3://rollouts/pages/report.html"
+    for _ in range(2):  # a report replaces a report
+        done = ragged("report", stored, page, "--json")
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["html"] == page
+    assert s3.read("pages/report.html").startswith(b"<!doctype html>")
+    s3.put("pages/other.html", b"a page of somebody else")
+    done = ragged("report", stored, "s3://rollouts/pages/other.html")
+    assert done.exit_code != 0
+    assert s3.read("pages/other.html") == b"a page of somebody else"
+    for form, place in (("parquet", "s3://rollouts/table.parquet"), ("hf", "s3://rollouts/hf")):
+        done = ragged("export", "--to", form, stored, place)
+        assert done.exit_code == 0, done.stderr
+        assert ragged("export", "--to", form, stored, place).exit_code != 0
+    (tmp_path / "t.parquet").write_bytes(s3.read("table.parquet"))
+    assert pq.read_table(tmp_path / "t.parquet").num_rows == 37
+    assert "hf/state.json" in s3.names()
+    assert not [p for p in (tmp_path / "cache" / "files").rglob("*") if p.is_file()]
+
+
+def test_an_export_of_files_that_fails_leaves_none(s3, stored, environment):
+    with s3.fault("deny", "PUT", "state.json", times=9):
+        assert ragged("export", "--to", "hf", stored, "s3://rollouts/hf").exit_code != 0
+    assert s3.names("hf") == []
+
+
+def test_urls_are_not_taken_for_names_of_files(tmp_path, monkeypatch, samples):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rf.UnsupportedFeatureError):
+        rf.write_file("s3://rollouts/a.arrow", samples)
+    with pytest.raises(rf.UnsupportedFeatureError):
+        rf.write_stream("s3://rollouts/a.arrows", samples)
+    with pytest.raises(rf.UnsupportedFeatureError):
+        rf.read_stream("s3://rollouts/a.arrows")
+    assert list(tmp_path.iterdir()) == []

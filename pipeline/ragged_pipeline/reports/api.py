@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ragged_format.errors import (
 )
 from ragged_format.local_files import create
 from ragged_format.sources import open_source
+from ragged_format.storage import is_remote
 from ragged_pipeline.reports.collect import gather
 from ragged_pipeline.reports.statistics import Options
 
@@ -73,9 +74,9 @@ def report(
     source : path, URL, binary file object or Source
         Dataset, file or stream of either profile, as :func:`ragged_format.open_source` takes it, or
         one that is open already, such as an ``rf.Dataset``.
-    html : path or binary file object, optional
+    html : path, URL or binary file object, optional
         The page to write; an earlier report there is replaced, any other file is not.
-    png_dir : path, optional
+    png_dir : path or URL, optional
         Directory for one PNG file per figure; needs the extra ``report`` (matplotlib).
     ranks : int, optional
         Ranks that share packed rows; by default those that the dataset's lineage names, else 1.
@@ -126,6 +127,13 @@ def report(
     _check(ranks=ranks, token_budget=token_budget, batch_size=batch_size, workers=workers)
     _check(least=0, row=row)
     to_file = html is not None and not hasattr(html, "write")
+    for key, place in (("html", html if to_file else None), ("png_dir", png_dir)):
+        if place is not None and is_remote(os.fspath(place)):
+            return _to_store(
+                key, os.fspath(place), source, {"html": html, "png_dir": png_dir}, ranks=ranks,
+                token_budget=token_budget, row=row, batch_size=batch_size, workers=workers,
+                progress=progress, name=name,
+            )  # fmt: skip
     if to_file:
         _check_free(Path(html))
     painter = None
@@ -169,6 +177,17 @@ def report(
             )
             pngs.append(str(path))
     return Report(data, os.fspath(html) if to_file else None, tuple(pngs))
+
+
+def _to_store(key: str, url: str, source: Any, outputs: dict[str, Any], **options: Any) -> Report:
+    """Write one of the outputs, which is a URL, on this machine, and upload it."""
+    from ragged_pipeline.stores.file_output import file_output
+
+    with file_output(url, replaces=key == "html") as path:
+        made = report(source, **{**outputs, key: path}, **options)
+    if key == "html":
+        return replace(made, html=url)
+    return replace(made, pngs=tuple(f"{url}/{Path(png).name}" for png in made.pngs))
 
 
 def _check(*, least: int = 1, **options: int | None) -> None:
