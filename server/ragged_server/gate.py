@@ -6,6 +6,7 @@ dispatched before FastAPI sees the request (docs/design/024-http.md).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ragged_format.errors import RaggedError
 from ragged_server.body import ClientGoneError, Receive, Scope, Send
-from ragged_server.http_errors import MethodNotAllowedError, MisdirectedError
+from ragged_server.http_errors import MethodNotAllowedError, MisdirectedError, NotReadyError
 from ragged_server.logs import log, request_id_of_task
 from ragged_server.problems import as_error, status_of
 from ragged_server.respond import send_problem
@@ -86,6 +87,16 @@ class Gate:
         except SlowReaderError:
             log.warning("reader_too_slow", path=scope["path"])
             exchange.is_broken = True
+        except asyncio.CancelledError:
+            # The server stops, and the time of running requests is up.
+            error = NotReadyError(
+                "the server stopped before the request ended", expected="a running server",
+                got="one that stops", retry_after_s=2.0, headers={"Connection": "close"},
+            )  # fmt: skip
+            if exchange.status:
+                exchange.is_broken = not exchange.is_complete
+            else:
+                await send_problem(exchange.send, error, exchange.request_id)
         except Exception as err:  # noqa: BLE001  every error of a request ends here
             error = as_error(err)
             if status_of(error) == 500:

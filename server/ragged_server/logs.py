@@ -62,12 +62,19 @@ def configure(settings: ServerSettings) -> None:
         logger.handlers[:] = []
         logger.propagate = name != "uvicorn.access"
         logger.setLevel(max(level, logging.WARNING))
+        logger.addFilter(_is_news)
 
 
 def _add_request_id(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if request_id := request_id_of_task.get():
         event["request_id"] = request_id
     return event
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether uvicorn says what has no line yet: an answer broken off on purpose has one."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "BrokenAnswerError"
 
 
 def _dumps(value: Any, **_: Any) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["DrainingServer", "serve"]
 
 _BACKLOG = 2048
+# Time for connections to close when the time of running requests is up.
+_CUT_S = 2
 # How often a draining server looks whether everything has ended.
 _TICK_S = 0.05
 
@@ -60,7 +62,8 @@ class DrainingServer(uvicorn.Server):
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=settings.keep_alive_timeout_s,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+            # What still runs then has had its time already.
+            timeout_graceful_shutdown=_CUT_S,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )

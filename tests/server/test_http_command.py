@@ -138,8 +138,10 @@ def test_a_request_that_never_ends_is_cut_after_the_drain_time(tmp_path):
         sock.sendall(head.encode() + b"content-length: 1000\r\n\r\nabc")
         wait_until(lambda: status(server)["ingesting"] == 1)
         server.popen.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
         sock.close()
+        assert server.wait() == 0
+        assert not any("Exception in ASGI" in line for line in server.lines)
 
 
 def test_the_second_signal_ends_at_once(tmp_path):
