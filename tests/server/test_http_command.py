@@ -11,7 +11,6 @@ import sys
 import threading
 
 import httpx2
-import pyarrow as pa
 import pytest
 from support.http_server import ARROW, batch, stream, wait_until
 
@@ -220,16 +219,3 @@ def test_a_certificate_without_its_key_is_refused(tmp_path, certificate):
     with process(tmp_path / "live", *options, ready=False) as server:
         assert server.wait() == 1
         assert "RF-H016" in "".join(server.lines)
-
-
-def test_the_schema_can_be_given(tmp_path):
-    sample = tmp_path / "one.arrows"
-    rf.write_stream(sample, [batch("x")])
-    with process(tmp_path / "live", "--schema", str(sample)) as server:
-        answer = httpx2.get(f"{server.url}/v1/samples")
-        assert answer.status_code == 200
-        assert list(rf.read_stream(answer.content)) == []
-        other = rf.sample_schema(vocab_size=100, columns=["reward"])
-        row = {"sample_id": "a", "input_ids": [1], "completion_mask": [0], "reward": 1.0}
-        refused = post(server.url, stream(pa.RecordBatch.from_pylist([row], schema=other)))
-        assert (refused.status_code, refused.json()["code"]) == (422, "RF-S010")
