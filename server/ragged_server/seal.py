@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,15 @@ from ragged_server.errors import LogDamagedError
 from ragged_server.segments import Segment
 from ragged_server.shards import SealedShard, ShardFacts
 
-__all__ = ["LINEAGE_KEY", "adopt", "current_manifest", "seal_segment", "sealed_shards", "unlist"]
+__all__ = [
+    "LINEAGE_KEY",
+    "adopt",
+    "current_manifest",
+    "remove_left_over",
+    "seal_segment",
+    "sealed_shards",
+    "unlist",
+]
 
 LINEAGE_KEY = "log"
 
@@ -93,7 +102,7 @@ def seal_segment(
     done = _sealed_before(directory, segment)
     if done is not None:
         return done
-    token = secrets.token_hex(8)
+    token = log_id[:8] + secrets.token_hex(4)
     path = directory / f"shard-{token}-00000{SHARD_SUFFIX}"
     # Held until the shard is listed, so that nobody sweeps it.
     lease = Lease(directory, token)
@@ -181,6 +190,23 @@ def adopt(directory: Path, log_id: str) -> Manifest:
         )  # fmt: skip
         write_manifest(directory, manifest)
     return manifest
+
+
+def remove_left_over(directory: Path, log_id: str, grace_s: float) -> list[str]:
+    """Remove shards of this log that are not listed and were not changed for the time of grace.
+
+    They are those whose sealing was interrupted, and removed ones that were still in use when their
+    server stopped. Must not run while a segment is sealed.
+    """
+    manifest = current_manifest(directory)
+    listed = set() if manifest is None else {shard.name for shard in manifest.shards}
+    removed = []
+    for path in sorted(directory.glob(f"shard-{log_id[:8]}*")):
+        with suppress(FileNotFoundError):
+            if path.name not in listed and path.stat().st_mtime <= time.time() - grace_s:
+                path.unlink()
+                removed.append(path.name)
+    return removed
 
 
 def unlist(directory: Path, gone: Sequence[SealedShard], log_id: str) -> None:

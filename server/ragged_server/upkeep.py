@@ -18,7 +18,7 @@ from ragged_server.ledger import Ledger, save
 from ragged_server.log import Log
 from ragged_server.records import StoreSettings
 from ragged_server.retention import expired
-from ragged_server.seal import seal_segment, unlist
+from ragged_server.seal import remove_left_over, seal_segment, unlist
 from ragged_server.segments import Segment
 
 __all__ = ["Upkeep"]
@@ -167,6 +167,7 @@ class Upkeep:
             self._layer.remove(path)
         if now - self._swept > max(self._settings.grace_s, 60.0):
             self._swept = now
-            # What servers and writers that were killed left in the directory.
+            remove_left_over(self._directory, self._log_id, self._settings.grace_s)
+            # What other writers left that were killed.
             with suppress(DatasetNotFoundError):
-                sweep(self._directory, grace_s=max(self._settings.grace_s, 60.0))
+                sweep(self._directory)

@@ -307,6 +307,29 @@ def test_files_stay_for_a_time_of_grace(tmp_path):
         assert not read_manifest(tmp_path).shards
 
 
+def test_what_an_interrupted_server_left_is_removed(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with Store(tmp_path, SMALL) as store:
+        store._upkeep.stop()
+        fill(store, 2)
+        # As if the process had died before the manifest was replaced, and nobody could clean up.
+        monkeypatch.setattr("ragged_server.seal.write_manifest", killed)
+        monkeypatch.setattr("ragged_server.seal._is_listed", lambda *_: True)
+        with pytest.raises(KeyboardInterrupt):
+            store._upkeep._seal(store._log.segments[0])
+        monkeypatch.undo()
+    (left,) = tmp_path.glob("shard-*")
+    foreign = tmp_path / "shard-0000000000000000-00000.arrow"
+    foreign.write_bytes(b"somebody else's")
+    with Store(tmp_path, SMALL) as store:
+        sealed(store, 1)
+        settled(store, lambda: not left.exists())
+        assert foreign.exists()
+        assert len(stored_ids(store)) == 8
+
+
 @pytest.mark.parametrize("window", [0.0, 50.0], ids=["none", "50 s"])
 def test_ids_outlive_their_samples_by_the_window(tmp_path, window):
     now = [1000.0]
