@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+import time
 
 import pytest
 from support.containers import equal, small_batch, small_schema, stream_bytes, three_batches
@@ -89,12 +90,14 @@ def test_what_is_asked_for(server, pages):
 
 def test_following_waits_for_what_comes(server, pages):
     def later():
+        while len(server.requests) < 3:  # the first page, and nothing more twice
+            time.sleep(0.001)
         server.store(_bytes(small_batch((4,), prefix="late")))
 
-    timer = threading.Timer(0.1, later)
-    timer.start()
+    thread = threading.Thread(target=later)
+    thread.start()
     got = pages(most=2, wait_s=0.01)
-    timer.join()
+    thread.join()
     assert [page.records for page in got] == [9, 1]
 
 
