@@ -15,6 +15,7 @@ from ragged_pipeline.jobs.advantages import Advantages, Baseline, NullReward, Sc
 from ragged_pipeline.jobs.dedupe import Dedupe, Respect
 from ragged_pipeline.jobs.filter import Filter
 from ragged_pipeline.jobs.merge import Merge
+from ragged_pipeline.jobs.sort import Sort
 from ragged_pipeline.jobs.split import By, SplitPart, check_parts
 from ragged_pipeline.runner import Result, parse_bytes, run
 
@@ -214,32 +215,37 @@ def merge(
     inputs: PathLike | Sequence[PathLike],
     out: PathLike,
     *,
+    sort_by: str | Sequence[str] | None = None,
+    descending: bool = False,
     shard_bytes: int | str = TASK_BYTES,
     batch_rows: int = BATCH_ROWS,
     **running: Any,
 ) -> Result:
-    """Write the records of all inputs, one after the other, in shards of even size.
+    """Write the records of all inputs, one after the other or sorted, in shards of even size.
 
     Parameters
     ----------
     inputs, out, **running
         As for :func:`filter_dataset`; all of one schema identity.
+    sort_by : str or sequence of str, optional
+        Record columns or lengths as ``token_length`` to sort by; earlier ones count first, nulls
+        come last, equal records stay in the order of the inputs. The keys of all records are held
+        in memory, about 50 bytes each.
+    descending : bool
+        The largest first.
     shard_bytes : int or str
         Input, uncompressed, that becomes one shard, about: "256MiB".
     batch_rows : int
         Records of a stored batch, at most.
     """
-    job = Merge(shard_bytes=parse_bytes(shard_bytes), batch_rows=batch_rows)
+    size = parse_bytes(shard_bytes)
+    job: Merge | Sort = Merge(shard_bytes=size, batch_rows=batch_rows)
+    if sort_by is not None:
+        by = [sort_by] if isinstance(sort_by, str) else list(sort_by)
+        job = Sort(by=by, descending=descending, shard_bytes=size, batch_rows=batch_rows)
     return run(job, inputs, out, **running)
 
 
-def reshard(
-    source: PathLike,
-    out: PathLike,
-    *,
-    shard_bytes: int | str = TASK_BYTES,
-    batch_rows: int = BATCH_ROWS,
-    **running: Any,
-) -> Result:
-    """Write the records of one dataset in other shards and batches; parameters as :func:`merge`."""
-    return merge([source], out, shard_bytes=shard_bytes, batch_rows=batch_rows, **running)
+def reshard(source: PathLike, out: PathLike, **options: Any) -> Result:
+    """Write the records of one dataset in other shards, batches or order; as :func:`merge`."""
+    return merge([source], out, **options)

@@ -10,11 +10,13 @@ import pytest
 from support.jobs import bytes_of
 
 import ragged_format as rf
+import ragged_pipeline as rp
 from ragged_format.testing import assert_ragged_equal, rollouts
 from ragged_pipeline.jobs.advantages import Advantages
 from ragged_pipeline.jobs.dedupe import Dedupe
 from ragged_pipeline.jobs.filter import Filter
 from ragged_pipeline.jobs.merge import Merge
+from ragged_pipeline.jobs.sort import Sort
 from ragged_pipeline.jobs.split import SplitPart
 from ragged_pipeline.runner import run
 
@@ -319,9 +321,39 @@ def test_contradictions_in_groups_are_refused(batch, tmp_path):
         run(Advantages(), source, tmp_path / "no", workers=1)
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("by", [["finish_reason", "token_length"], ["policy_version"]], ids=str)
+@pytest.mark.parametrize("shard_bytes", [60_000, 1 << 20])
+def test_sort_is_stable_with_nulls_last(batch, source, tmp_path, by, descending, shard_bytes):
+    result = rp.merge(
+        [source], tmp_path / "out", sort_by=by, descending=descending, shard_bytes=shard_bytes,
+        workers=1,
+    )  # fmt: skip
+    assert (result.shards > 2) == (shard_bytes == 60_000)
+    rows = batch.to_pylist()
+
+    def value(n, name):
+        row = rows[n]
+        return len(row["input_ids"]) if name == "token_length" else row[name]
+
+    order = list(range(ROWS))
+    for name in reversed(by):
+        known = [n for n in order if value(n, name) is not None]
+        known.sort(key=lambda n, name=name: value(n, name), reverse=descending)
+        order = known + [n for n in order if value(n, name) is None]
+    assert_ragged_equal(rf.Dataset(tmp_path / "out")[:], rf.take(batch, order))
+
+
+def test_a_sort_by_nothing_known_is_refused(source, tmp_path):
+    for by in (["nothing"], []):
+        with pytest.raises(rf.JobError):
+            rp.reshard(source, tmp_path / "out", sort_by=by)
+
+
 @pytest.mark.parametrize(
     "job",
     [
+        Sort(by=["reward"], shard_bytes=60_000),
         Filter(where="reward > 0"), Dedupe(by="prompt"), Advantages(),
         SplitPart(parts={"a": 0.5, "b": 0.5}, part="b"), Merge(shard_bytes=60_000),
     ],

@@ -47,6 +47,13 @@ Out = Annotated[
 ShardBytes = Annotated[
     str, typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about.")
 ]
+SortBy = Annotated[
+    str | None,
+    typer.Option(
+        "--sort-by", metavar="A,B,…", help="Record columns or lengths, as token_length, to sort by."
+    ),
+]
+Descending = Annotated[bool, typer.Option("--descending", help="Sort the largest first.")]
 BatchRows = Annotated[
     int, typer.Option("--batch-rows", metavar="N", min=1, help="Records of a stored batch.")
 ]
@@ -164,6 +171,8 @@ def merge(
     ctx: typer.Context,
     paths: Inputs,
     target: Out,
+    sort_by: SortBy = None,
+    descending: Descending = False,
     shard_bytes: ShardBytes = "256MiB",
     batch_rows: BatchRows = 1024,
     mode: WriteMode = "error",
@@ -177,7 +186,10 @@ def merge(
     from ragged_pipeline.api import merge as run
 
     def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
-        return run(places, out, shard_bytes=shard_bytes, batch_rows=batch_rows, **given)
+        return run(
+            places, out, sort_by=_listed(sort_by), descending=descending, shard_bytes=shard_bytes,
+            batch_rows=batch_rows, **given,
+        )  # fmt: skip
 
     running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
     _run(ctx, job, paths, target, "merging", running, json=json)
@@ -187,6 +199,8 @@ def reshard(
     ctx: typer.Context,
     path: Input,
     target: Out,
+    sort_by: SortBy = None,
+    descending: Descending = False,
     shard_bytes: ShardBytes = "256MiB",
     batch_rows: BatchRows = 1024,
     mode: WriteMode = "error",
@@ -200,10 +214,17 @@ def reshard(
     from ragged_pipeline.api import merge as run
 
     def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
-        return run(places, out, shard_bytes=shard_bytes, batch_rows=batch_rows, **given)
+        return run(
+            places, out, sort_by=_listed(sort_by), descending=descending, shard_bytes=shard_bytes,
+            batch_rows=batch_rows, **given,
+        )  # fmt: skip
 
     running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
     _run(ctx, job, [path], target, "writing", running, json=json)
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [name for name in names.split(",") if name]
 
 
 def _run(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ragged_format.lists import Int64
     from ragged_pipeline.runner import Result
 
-__all__ = ["Shuffle", "shuffle"]
+__all__ = ["Shuffle", "gathered", "in_order", "scatter", "shuffle"]
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -103,17 +103,17 @@ class Shuffle(Job):
         """Scatter the records of a task into buckets, or yield those of one bucket."""
         del stage  # the payload tells
         if "bucket" in task.payload:
-            records, keys = _gathered(context, len(plan.stages[0].tasks), task.payload["bucket"])
-            yield from _in_order(records, np.argsort(keys, kind="stable"), context, task.weight)
+            records, keys = gathered(context, 0, len(plan.stages[0].tasks), task.payload["bucket"])
+            yield from in_order(records, np.argsort(keys, kind="stable"), context, task.weight)
             return
         inputs: RecordInputs = context.inputs
         records = Records(inputs.batches(task.payload["pieces"]), inputs.schema)
         keys = self._keys(records, task.payload["first"])
         order = np.argsort(keys, kind="stable")
         if len(plan.stages) == 1:
-            yield from _in_order(records, order, context, task.weight)
+            yield from in_order(records, order, context, task.weight)
         else:
-            self._scatter(records, keys, order, len(plan.stages[1].tasks), task.weight, context)
+            scatter(records, keys, order, len(plan.stages[1].tasks), task.weight, context)
 
     def _keys(self, records: Records, first: int) -> UInt64:
         """Return the key of every record; `first` is the place of the first one."""
@@ -126,29 +126,31 @@ class Shuffle(Job):
                     keys[at] = xxhash.xxh3_64_intdigest(group.encode(), seed=seed)
         return keys
 
-    def _scatter(
-        self, records: Records, keys: UInt64, order: Int64, buckets: int, weight: int,
-        context: Context,
-    ) -> None:  # fmt: skip
-        # Bucket of a key: its place in the range of all keys, by the high half of the product.
-        edges = np.array([-(-(n << 64) // buckets) for n in range(1, buckets)], np.uint64)
-        bounds = np.searchsorted(keys[order], edges)
-        parts = np.split(order, bounds)
-        starts = [0]
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            for part in parts:
-                count = 0
-                for batch in _in_order(records, part, context, weight):
-                    yield batch
-                    count += 1
-                starts.append(starts[-1] + count)
+def scatter(
+    records: Records, keys: UInt64, order: Int64, buckets: int, weight: int,
+    context: Context,
+) -> None:  # fmt: skip
+    """Leave records in an order, that of their keys, cut into buckets: equal ranges of keys."""
+    # Bucket of a key: its place in the range of all keys, by the high half of the product.
+    edges = np.array([-(-(n << 64) // buckets) for n in range(1, buckets)], np.uint64)
+    bounds = np.searchsorted(keys[order], edges)
+    parts = np.split(order, bounds)
+    starts = [0]
 
-        path = context.spill / "records.arrow"
-        write_shard(path, records.schema, batches(), validate="off")
-        np.save(context.spill / "batches.npy", np.array(starts))
-        np.save(context.spill / "keys.npy", keys[order])
-        np.save(context.spill / "rows.npy", np.array([0, *bounds, len(order)], np.int64))
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            count = 0
+            for batch in in_order(records, part, context, weight):
+                yield batch
+                count += 1
+            starts.append(starts[-1] + count)
+
+    path = context.spill / "records.arrow"
+    write_shard(path, records.schema, batches(), validate="off")
+    np.save(context.spill / "batches.npy", np.array(starts))
+    np.save(context.spill / "keys.npy", keys[order])
+    np.save(context.spill / "rows.npy", np.array([0, *bounds, len(order)], np.int64))
 
 
 def _mixed(start: np.uint64, numbers: UInt64) -> UInt64:
@@ -160,12 +162,12 @@ def _mixed(start: np.uint64, numbers: UInt64) -> UInt64:
         return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def _gathered(context: Context, tasks: int, bucket: int) -> tuple[Records, UInt64]:
-    """Return the records of a bucket, of all tasks, and their keys."""
+def gathered(context: Context, stage: int, tasks: int, bucket: int) -> tuple[Records, UInt64]:
+    """Return the records of a bucket that all tasks of a stage scattered, and their keys."""
     batches: list[pa.RecordBatch] = []
     keys: list[UInt64] = []
     for task in range(tasks):
-        folder = context.spilled(0, task)
+        folder = context.spilled(stage, task)
         first, end = np.load(folder / "batches.npy")[bucket : bucket + 2].tolist()
         start, stop = np.load(folder / "rows.npy")[bucket : bucket + 2].tolist()
         keys.append(np.load(folder / "keys.npy", mmap_mode="r")[start:stop])
@@ -177,7 +179,7 @@ def _gathered(context: Context, tasks: int, bucket: int) -> tuple[Records, UInt6
     return Records(batches, context.inputs.schema), np.concatenate(keys)
 
 
-def _in_order(
+def in_order(
     records: Records, order: Int64, context: Context, weight: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield records in an order, in batches of about the size of stored ones."""
