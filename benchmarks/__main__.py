@@ -29,6 +29,7 @@ BENCHMARKS = (
     "distill",
     "compact",
     "ingest",
+    "pipeline",
 )
 
 
