@@ -26,7 +26,7 @@ from ragged_format.schema import (
     type_name,
 )
 from ragged_format.trailer import CHECKSUM_KEY, DIGEST_KEY, TRAILER_KEY, Tally
-from ragged_server import commits
+from ragged_server import codes, commits
 from ragged_server.commits import COMMIT_KEY
 from spec.tables import columns as words
 from spec.tables import digest_example
@@ -251,7 +251,8 @@ def test_codes_belong_to_their_error_classes():
 @page
 def test_pages_name_codes_that_exist(path):
     named = set(re.findall(r"RF-[A-Z]\d+", path.read_text(encoding="utf-8")))
-    assert named <= set(CODES)
+    # Codes of the HTTP interface have a table of their own, in 08-http.md.
+    assert named <= {*CODES, *codes.CODES}
 
 
 def test_code_of_the_library_names_codes_that_exist():
