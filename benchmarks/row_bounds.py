@@ -51,12 +51,12 @@ def rows_bound(samples: pa.RecordBatch, lengths: Int64, budget: int, packing: st
 
 
 def bins_bound(sizes: Int64, budget: int) -> int:
-    """Return Martello and Toth's bound L2 of the number of bins that items need.
+    """Return a number of bins that items need: Martello and Toth's bound L2, and by count.
 
     Examples
     --------
-    >>> bins_bound(np.array([6, 6, 6, 4]), 10), bins_bound(np.array([5, 5, 5]), 10)
-    (3, 2)
+    >>> bins_bound(np.array([6, 6, 6, 4]), 10), bins_bound(np.array([4, 4, 4, 4, 4]), 10)
+    (3, 3)
     """
     best = -(-int(sizes.sum()) // budget)
     half = budget / 2
@@ -66,15 +66,19 @@ def bins_bound(sizes: Int64, budget: int) -> int:
         small = int(sizes[(sizes >= least) & (sizes <= half)].sum())
         room = len(large) * budget - int(large.sum())
         best = max(best, alone + len(large) + max(0, -(-(small - room) // budget)))
-    return best
+    # The n largest items are at most so many a bin as the n-th of them fits into one.
+    ordered = np.sort(sizes[sizes > 0])[::-1]
+    needed = -(-np.arange(1, len(ordered) + 1) // np.maximum(budget // ordered, 1))
+    return max(best, int(needed.max(initial=0)))
 
 
 def imbalance_bound(lengths: Int64, budget: int, ranks: int) -> float:
     """Return an imbalance that no plan of whole samples undercuts.
 
     Samples longer than half the budget have a row each, so that of the k slowest steps the time is
-    at least the sum of the loads of the 1st, (ranks + 1)-th, … longest; these steps hold at most
-    what fits into them of the longest samples, and the rest takes its share of time elsewhere.
+    at least the sum of the loads of the 1st, (ranks + 1)-th, … longest. These steps hold at most
+    what fits into them of the longest samples; and at most, for each row, its longest sample and
+    one of all tokens that remain. The rest takes its share of time elsewhere.
 
     Examples
     --------
@@ -85,7 +89,10 @@ def imbalance_bound(lengths: Int64, budget: int, ranks: int) -> float:
     loads = score_pairs(longest)
     total = float(loads.sum())
     tokens, load = np.cumsum(longest), np.cumsum(loads)
-    large = loads[longest > budget / 2]
+    is_large = longest > budget / 2
+    large = loads[is_large]
+    filled = large + score_pairs(budget - longest[is_large])
+    without = 2.0 * score_pairs(-(-budget // 2))  # a row of samples of at most half the budget
     best, held = total / ranks, 0.0
     for step in range(-(-len(large) // ranks)):
         held += float(large[step * ranks])
@@ -95,5 +102,8 @@ def imbalance_bound(lengths: Int64, budget: int, ranks: int) -> float:
         if whole < len(longest):
             left = room - (int(tokens[whole - 1]) if whole else 0)
             most += float(loads[whole]) * left / int(longest[whole])
+        rows = (step + 1) * ranks
+        first = filled[:rows]
+        most = min(most, float(first.sum()) + max(rows - len(first), 0) * without)
         best = max(best, held + max(total - most, 0.0) / ranks)
     return best * ranks / total if total else 1.0
