@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,49 @@ def test_urls_are_not_taken_for_names_of_files(tmp_path, monkeypatch, samples):
     with pytest.raises(rf.UnsupportedFeatureError):
         rf.read_stream("s3://rollouts/a.arrows")
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from ragged_pipeline.jobs.merge import Merge
+from ragged_pipeline.runner import run
+from ragged_pipeline.stores.objects import Objects
+
+kind, name, when = sys.argv[1:]
+original = getattr(Objects, kind)
+
+def deadly(self, *arguments):
+    hit = any(name in str(word) for word in arguments)
+    if hit and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(self, *arguments)
+    if hit:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(Objects, kind, deadly)
+run(Merge(shard_bytes=20_000), "s3://rollouts/in", "s3://rollouts/out", workers=1)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("upload", "-00001.arrow"), ("put", "manifest.json")],
+    ids=["shard", "commit"],
+)
+def test_a_job_that_is_killed_on_its_way_up_ends_as_if_it_were_not(
+    s3, stored, environment, tmp_path, kind, name, when
+):
+    run(Merge(shard_bytes=20_000), stored, tmp_path / "near", workers=1)
+    made = (path for path in (tmp_path / "near").iterdir() if path.suffix != ".lock")
+    near = {path.name: path.read_bytes() for path in made}
+    assert len(near) >= 3
+    killed = subprocess.run([sys.executable, "-c", KILLED, kind, name, when])
+    assert killed.returncode == -signal.SIGKILL
+    committed = (kind, when) == ("put", "after")
+    assert ("out/manifest.json" in s3.names()) == committed
+    again = run(Merge(shard_bytes=20_000), stored, OUT, workers=1)
+    assert again.unchanged == committed
+    far = {key.removeprefix("out/"): s3.read(key) for key in s3.names("out/")}
+    assert far == near
+    assert not list((tmp_path / "cache" / "jobs").rglob("*.arrow"))

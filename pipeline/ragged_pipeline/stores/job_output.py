@@ -75,7 +75,10 @@ class StoreOutput(Output):
 
     def tidy(self, plan: Plan) -> None:
         """Remove what a run left that was killed after its commit, unless it lives."""
-        self._local.tidy(plan)
+        if self.work(plan).exists():
+            with suppress(OSError), self._local.held(plan):
+                self._local.clear(plan)
+                self._storage.objects.delete([lease_name(plan.token)])
 
     def moved(self, name: str) -> Path | None:  # noqa: ARG002 - the base's
         """Return None: files are copied."""
