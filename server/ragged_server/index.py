@@ -10,7 +10,7 @@ a damaged or missing run is made anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -187,12 +187,17 @@ class IdIndex:
         """Remove runs whose ids are all past their time."""
         self._replace([run for run in self.runs if run.end <= self.floor], None)
 
-    def merge(self) -> bool:
-        """Merge one group of runs if there is one to merge; return whether there was."""
+    def merge(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Merge one group of runs if there is one to merge; return whether there was.
+
+        Takes minutes for many ids, and gives up once `stopped` is true.
+        """
         group = _to_merge(self.runs)
         if not group:
             return False
-        merged = merge_runs(self._folder, group, self.floor)
+        merged = merge_runs(self._folder, group, self.floor, stopped)
+        if merged is None:
+            return False
         self._replace(group, merged)
         return True
 

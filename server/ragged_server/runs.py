@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from ragged_format.errors import ChecksumError, CorruptError, Where
-from ragged_format.local_files import create
+from ragged_format.local_files import NewFile, create
 from ragged_server.records import Bytes
 
 __all__ = ["Entries", "Run", "merge_runs", "run_range", "write_run"]
@@ -166,18 +166,34 @@ def write_run(folder: Path, entries: Entries, first: int, end: int) -> Run:
     return Run(path, verify=False)
 
 
-def merge_runs(folder: Path, runs: Sequence[Run], floor: int) -> Run:
+def merge_runs(
+    folder: Path, runs: Sequence[Run], floor: int, stopped: Callable[[], bool] = lambda: False
+) -> Run | None:
     """Write one run with the ids of all, those below `floor` left out.
 
     Guarantees: memory is bounded, however many ids there are.
+
+    Parameters
+    ----------
+    folder : Path
+    runs : sequence of Run
+        Neighbours.
+    floor : int
+        Sequence.
+    stopped : callable, optional
+        Asked now and then; once it is true, nothing is written and None returned.
     """
     first, end = runs[0].first, runs[-1].end
     kept = sum(int(np.count_nonzero(run.entries.sequences >= floor)) for run in runs)
     path = _path(folder, first, end)
     starts = np.cumsum([0, 8, 8, 16]) * kept + _head.size
-    with create(path) as file:
-        done = 0
+    new = NewFile(path)
+    with new.removed_on_error():
+        file, done = new.file, 0
         for chunk in _merged(runs, floor):
+            if stopped():
+                new.abort()
+                return None
             for start, part in zip(starts.tolist(), _parts(chunk), strict=True):
                 raw = _raw(part)
                 file.seek(start + done * (len(raw) // max(len(chunk.high), 1)))
@@ -189,6 +205,7 @@ def merge_runs(folder: Path, runs: Sequence[Run], floor: int) -> Run:
         file.flush()
         file.seek(0)
         file.write(_head.pack(MAGIC, first, end, kept, _file_digest(Path(file.name))))
+    new.commit()
     return Run(path, verify=False)
 
 

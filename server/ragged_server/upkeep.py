@@ -76,6 +76,7 @@ class Upkeep:
         self._stopped = False
         # The ledger is changed by the writer and saved here.
         self._ledger_lock = threading.Lock()
+        self._merger = threading.Thread()
         self._thread = threading.Thread(target=self._run, name="ragged-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -90,7 +91,9 @@ class Upkeep:
         """Finish the step at hand and end the thread."""
         self._stopped = True
         self._event.set()
-        self._thread.join()
+        for thread in (self._thread, self._merger):
+            if thread.is_alive():
+                thread.join()
 
     def apply(self, commit: Commit) -> None:
         """Take a commit into the ledger."""
@@ -118,9 +121,19 @@ class Upkeep:
             if segment.closed and segment.rows:
                 self._seal(segment)
         self._retain()
-        while not self._stopped and self._index.merge():
-            pass
         self._bury()
+        if not self._merger.is_alive():
+            # By a thread of its own: sealing must not wait for a merge of very many ids.
+            self._merger = threading.Thread(target=self._merge, name="ragged-merge", daemon=True)
+            self._merger.start()
+
+    def _merge(self) -> None:
+        try:
+            while not self._stopped and self._index.merge(lambda: self._stopped):
+                pass
+        except Exception as err:  # noqa: BLE001 - the next round tries again
+            self.failure = repr(err)
+            _log.exception("merging the id index failed; it is tried again")
 
     def _seal(self, segment: Segment) -> None:
         for table in self._index.tables:

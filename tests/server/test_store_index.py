@@ -104,6 +104,18 @@ def test_merging_is_bounded_in_memory(tmp_path):
     Run(merged.path)  # its checksum holds
 
 
+def test_a_merge_that_is_stopped_changes_nothing(tmp_path):
+    rng = np.random.default_rng(2)
+    index = IdIndex(tmp_path)
+    for number in range(4):
+        index.add_run(entries(rng, 10, 10 * number)[2], 10 * number, 10 * number + 10)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert not index.merge(lambda: True)
+    assert (len(index.runs), index.num_ids) == (4, 40)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert index.merge()
+
+
 def test_sizes_grow_by_the_fan_in():
     class Sized:
         def __init__(self, size):
