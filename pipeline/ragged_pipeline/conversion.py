@@ -17,7 +17,7 @@ from ragged_format.local_files import local_path, scheme_of
 from ragged_format.record_files import STDIN
 from ragged_pipeline.foreign import find_foreign, first_record, spooled
 from ragged_pipeline.jobs.convert import TASK_BYTES, Convert, schema_text
-from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, run
+from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, run
 
 if TYPE_CHECKING:
     from ragged_pipeline.progress import Report
@@ -136,7 +136,7 @@ def _existing(out: str | os.PathLike[str]) -> Dataset | None:
 
 def _made_already(job: Convert, places: Sequence[str], existing: Dataset) -> bool:
     plan = job.plan(job.open(places))
-    return any(made.get("plan") == plan.digest for made in existing.lineage.get("jobs", ()))
+    return any(made.get("plan") == plan.digest for made in jobs_of(existing.lineage))
 
 
 def _refuse_payloads(name: str) -> None:

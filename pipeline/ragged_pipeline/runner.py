@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["DEFAULT_MEMORY", "Engine", "Mode", "Result", "parse_bytes", "register_engine", "run"]
+__all__ = [
+    "DEFAULT_MEMORY",
+    "Engine",
+    "Mode",
+    "Result",
+    "jobs_of",
+    "parse_bytes",
+    "register_engine",
+    "run",
+]
 
 Mode = Literal["error", "append", "overwrite"]
 MODES: tuple[Mode, ...] = ("error", "append", "overwrite")

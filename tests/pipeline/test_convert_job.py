@@ -236,6 +236,37 @@ def test_a_killed_conversion_resumes_to_the_same_bytes(tmp_path):
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
+def test_shards_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_bytes(lines([record(n) for n in range(6)]))
+    convert(tmp_path / "a.jsonl", tmp_path / "linked", task_bytes=900)
+
+    def refused(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("os.link", refused)
+    convert(tmp_path / "a.jsonl", tmp_path / "copied", task_bytes=900)
+    assert bytes_of(tmp_path / "linked") == bytes_of(tmp_path / "copied")
+
+
+@pytest.mark.parametrize(
+    "packed", [bytes, gzip.compress, zstandard.compress], ids=["", "gz", "zst"]
+)
+def test_standard_input_is_kept_until_it_is_converted(tmp_path, packed):
+    import io
+
+    records = [record(n, heads=n == 7) for n in range(9)]
+    stdin = io.BytesIO(packed(lines(records)))
+    for workers in (1, 2):
+        stdin.seek(0)
+        out = tmp_path / str(workers)
+        _, got = convert("-", out, stdin=stdin, task_bytes=1000, workers=workers)
+        assert_ragged_equal(got, vllm.to_samples(records, **OPTIONS))
+        assert {path.suffix for path in out.iterdir()} == {".arrow", ".json", ".lock"}
+    with pytest.raises(rf.ConversionError) as caught:
+        convert("-", tmp_path / "no", stdin=io.BytesIO(b"{}\nnonsense"))
+    assert caught.value.where.file == "-"
+
+
 def test_no_input_is_refused(tmp_path):
     with pytest.raises(rf.JobError):
         rp.convert([], tmp_path / "out", adapter="vllm")

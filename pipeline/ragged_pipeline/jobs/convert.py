@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -24,6 +25,7 @@ from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetNotFoundError, Where
 from ragged_format.files import FileReader
 from ragged_format.known_schemas import known_schema, read_schema_message
+from ragged_format.local_files import create
 from ragged_format.record_files import STDIN
 from ragged_pipeline.batching import rebatched
 from ragged_pipeline.foreign import ForeignInputs, find_foreign, no_records
@@ -197,7 +199,11 @@ class Convert(Job):
             return super().write(plan, task, batches, path, context)
         trailer = FileReader(spilled).trailer
         path.unlink(missing_ok=True)
-        os.link(spilled, path)
+        try:
+            os.link(spilled, path)
+        except OSError:  # not every file system has hard links
+            with spilled.open("rb") as source, create(path) as file:
+                shutil.copyfileobj(source, file, 1 << 20)
         return Made(trailer.rows, path.stat().st_size, trailer.digest)
 
     def check(self, plan: Plan, context: Context) -> None:
