@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.adapters._arguments import columns_of
 from ragged_format.adapters._targets import Targets
 from ragged_format.errors import ConversionError, Where
 from ragged_format.lists import Int64, offsets_of, segment_sums, to_list
@@ -178,7 +179,8 @@ class Draft:
         if schema is not None:
             chosen = parse_schema(schema)
         else:
-            asked = self.names() if columns is None else columns
+            given = columns_of(columns)
+            asked = self.names() if given is None else given
             declared = [
                 self.declared.get(c) or standard_column(c) if isinstance(c, str) else c
                 for c in asked

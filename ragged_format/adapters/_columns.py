@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from ragged_format.adapters._arguments import columns_of, wrong_option
 from ragged_format.adapters._targets import POLICIES, Policy
 from ragged_format.errors import ConversionError, Where
 from ragged_format.parse import parse_schema
@@ -15,7 +18,7 @@ from ragged_format.profiles import REQUIRED, sample_schema, standard_column
 from ragged_format.schema import Column, LogProb, RaggedSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ragged_format.adapters._choice import Choice
 
@@ -205,7 +208,8 @@ def make_options(
     ConversionError
         Options contradict each other or ask for what the engine does not give (``RF-A011``).
     """
-    if logprobs_mode not in LOG_PROB_MODES:
+    columns = columns_of(columns)
+    if not isinstance(logprobs_mode, str) or logprobs_mode not in LOG_PROB_MODES:
         raise ConversionError(
             "log-probs are processed or raw", code="RF-A011",
             expected=" or ".join(LOG_PROB_MODES), got=logprobs_mode,
@@ -217,17 +221,20 @@ def make_options(
         allowed = [p for p in POLICIES if option != "on_missing_log_prob" or p != "full_vocab"]
         if policy not in allowed:
             raise ConversionError(
-                f"{option} names a policy", code="RF-A011", expected=", ".join(allowed), got=policy
-            )
+                f"{option} names a policy", code="RF-A011", expected=", ".join(allowed), got=policy,
+                remedy="choose one of these",
+            )  # fmt: skip
     if on_error not in ("raise", "skip"):
         raise ConversionError(
             "on_error names what to do with a bad record", code="RF-A011",
-            expected="raise, skip", got=on_error,
+            expected="raise, skip", got=on_error, remedy="choose one of these",
         )  # fmt: skip
-    if heads is not None and heads < 0:
-        raise ConversionError(
-            "heads is a number of entries", code="RF-A011", expected=">= 0", got=heads
-        )
+    if heads is not None and not (isinstance(heads, Integral) and heads >= 0):
+        raise wrong_option("heads", "a number of entries >= 0", heads)
+    if policy_version is not None and not isinstance(policy_version, int | Mapping):
+        raise wrong_option("policy_version", "an integer, or a mapping of versions", policy_version)
+    if vocab_size is not None and not isinstance(vocab_size, int):
+        raise wrong_option("vocab_size", "the size of the model's vocabulary", vocab_size)
     if schema is not None and columns is not None:
         raise ConversionError(
             "columns and schema say the same thing twice", code="RF-A011",
@@ -251,7 +258,7 @@ def make_options(
         )  # fmt: skip
     else:
         # Without columns asked for, this only checks the size.
-        declared = _declared(vocab_size, tuple(columns or ()), mode, tuple((modes or {}).items()))
+        declared = _declared(vocab_size, columns or (), mode, tuple((modes or {}).items()))
         parsed = None if columns is None else declared
     if parsed is not None:
         _check_asked(parsed, mode, modes or {}, given)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._assemble import assemble
 from ragged_format.adapters._json import read_many
 from ragged_format.adapters._stream import is_stream
@@ -132,7 +133,7 @@ def _with_responses(records: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     window: list[tuple[Any, Any]] = []
     texts: list[bytes] = []
     size = 0
-    for record in records:
+    for record in records_of(records):
         response, is_text = _response(record)
         window.append((record, _TEXT if is_text else response))
         if is_text:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._arguments import columns_of, records_of
 from ragged_format.adapters._assemble import assemble
 from ragged_format.adapters._choice import Choice
 from ragged_format.adapters._columns import make_options
@@ -161,7 +162,9 @@ def build(
     """
     if columns is not None:
         declared = {column.name: column for column in own}
-        columns = [declared.get(c, c) if isinstance(c, str) else c for c in columns]
+        columns = [
+            declared.get(c, c) if isinstance(c, str) else c for c in columns_of(columns) or ()
+        ]
     options = make_options(
         vocab_size=vocab_size, columns=columns, schema=schema, logprobs_mode=logprobs_mode,
         policies={
@@ -175,7 +178,7 @@ def build(
     )  # fmt: skip
     counts = ConversionReport()
     found: list[Trajectory] = []
-    for number, payload in enumerate(payloads):
+    for number, payload in enumerate(records_of(payloads)):
         counts.responses.taken += 1
         found += read(payload, number, counts)
         counts.responses.stored += 1

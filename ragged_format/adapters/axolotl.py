@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import Columns, field_of, is_given, rows_where
 from ragged_format.adapters._export import Samples, refuse_loss
 from ragged_format.adapters._fields import Fields, as_array
@@ -124,7 +125,7 @@ def to_samples(
     """
     counts = ConversionReport()
     mode = teacher_mode(logprobs_mode, teacher_temperature)
-    items = [_tokenized(item, tokenize, row) for row, item in enumerate(payloads)]
+    items = [_tokenized(item, tokenize, row) for row, item in enumerate(records_of(payloads))]
     fields = Fields(items, rows_where(items))
     sequences = sequences_of(fields, id_prefix, masks=_MASKS)
     null = None

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ragged_format.adapters import _plain_yaml as plain_yaml
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import Columns, Draft, check_options
 from ragged_format.adapters._distillkit_codec import Codec, LegacyCodec, read_config
 from ragged_format.adapters._export import Samples, refuse_loss
@@ -29,6 +30,7 @@ from ragged_format.adapters._teacher import (
     stored_heads,
     teacher_mode,
 )
+from ragged_format.adapters._values import malformed
 from ragged_format.adapters.positions import own_to_predictor, predictor_to_own
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
@@ -132,7 +134,13 @@ def to_samples(
     >>> batch.column("teacher_topk_log_probs").to_pylist()
     [[-0.5, -2.0]]
     """
-    items = list(payloads)
+    items = list(records_of(payloads))
+    for row, item in enumerate(items):
+        if not _recognizes(item):
+            malformed(
+                "a payload has rows and their configuration", Where(row=row),
+                "what distillkit.payloads yields", item,
+            )  # fmt: skip
     mode = teacher_mode(logprobs_mode, teacher_temperature)
     codecs = [read_config(item["config"]) if item.get("config") else None for item in items]
     if vocab_size is None and schema is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import Columns, is_given, rows_where
 from ragged_format.adapters._export import Samples, head_of, refuse_loss
 from ragged_format.adapters._fields import Fields
@@ -77,7 +78,7 @@ def to_samples(
     [[2.0, 1.0, 1.0]]
     """
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     fields = Fields(items, rows_where(items))
     sequences = sequences_of(fields, id_prefix, masks=("completion_mask", "labels"))
     lengths = sequences.lengths

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import Columns, field_of, rows_where
 from ragged_format.adapters._fields import Fields, as_array
 from ragged_format.adapters._offline import Position, own_heads, sequences_of, teacher_samples
@@ -71,7 +72,7 @@ def to_samples(
     [[6, 7]]
     """
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     fields = Fields(items, rows_where(items))
     sequences = sequences_of(fields, id_prefix, tokens="inputs")
     parts = []

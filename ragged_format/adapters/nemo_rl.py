@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._batches import rows_of, same_lengths
 from ragged_format.adapters._build import Columns, field_of
 from ragged_format.adapters._export import Samples, refuse_loss
@@ -85,7 +86,7 @@ def to_samples(
     mode = teacher_mode("raw", logits=values == "logit")
     sequences = Sequences([], [], [], {"sample_id": []})
     parts: list[HeadRows] = []
-    for number, payload in enumerate(payloads):
+    for number, payload in enumerate(records_of(payloads)):
         parts += _batch(payload, number, sequences, id_prefix)
     sequences.wheres = [Where(row=row) for row in range(len(sequences.ids))]
     none = np.zeros(0, np.int64)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters.registry import Adapter, Reader, Writer
 from ragged_format.adapters.report import ConversionReport
 from ragged_format.arguments import check_choice, check_size
@@ -99,7 +100,7 @@ def to_samples(
     counts = ConversionReport()
     parts = [
         _part(table, vocab_size, columns, schema, counts, Where(row=number))
-        for number, table in enumerate(payloads)
+        for number, table in enumerate(records_of(payloads))
     ]
     if not parts:
         raise ConversionError(
@@ -122,6 +123,12 @@ def _part(
     counts: ConversionReport,
     where: Where,
 ) -> pa.RecordBatch:
+    if not isinstance(table, pa.RecordBatch | pa.Table):
+        raise ConversionError(
+            "a payload is a table of samples", code="RF-A011", where=where,
+            expected="a Table or a RecordBatch", got=f"a {type(table).__name__}",
+            remedy="pass a list of what parquet.payloads yields",
+        )  # fmt: skip
     names = table.schema.names
     if missing := sorted(set(REQUIRED["sample"]) - set(names)):
         raise ConversionError(

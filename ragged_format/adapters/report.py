@@ -7,6 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from ragged_format.errors import ConversionError
+
 __all__ = ["ConversionReport", "Ledger"]
 
 
@@ -128,8 +130,14 @@ class ConversionReport:
         """Add the counts to a report or to a mapping of the form of :meth:`to_dict`."""
         if isinstance(target, ConversionReport):
             target += self
-        elif target is not None:
+        elif isinstance(target, MutableMapping):
             _merge(target, self.to_dict())
+        elif target is not None:
+            raise ConversionError(
+                "a report is a ConversionReport or a mapping", code="RF-A011",
+                expected="ConversionReport() or {}", got=f"a {type(target).__name__}",
+                remedy="pass report=ConversionReport()",
+            )  # fmt: skip
 
 
 def _merge(target: MutableMapping[str, Any], counts: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ragged_format.adapters import _sglang
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._choice import Choice, VersionSpan
 from ragged_format.adapters._columns import FROM_RECORD, ROUTED_EXPERTS, Options, make_options
 from ragged_format.adapters._engine import Answer, GroupId, convert
@@ -162,7 +163,7 @@ def to_samples(
     settings = _Settings(
         options, is_scaled, experts_shape, group_id, engine_version, prompt_is_scored
     )
-    wrapped = ({"response": r} if isinstance(r, list) else r for r in records)
+    wrapped = ({"response": r} if isinstance(r, list) else r for r in records_of(records))
     batch = convert(wrapped, partial(_read, settings), options, report)
     return to_teacher(batch, asked) if prompt_is_scored else batch
 

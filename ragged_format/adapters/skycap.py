@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import (
     Columns,
     Draft,
@@ -88,7 +89,7 @@ def to_samples(
         on_missing_log_prob=on_missing_log_prob,
     )  # fmt: skip
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     counts.responses.taken = counts.responses.stored = len(items)
     fields = Fields(items, rows_where(items))
     sequences = sequences_of(fields, id_prefix, tokens="token_ids", masks=("loss_mask",))

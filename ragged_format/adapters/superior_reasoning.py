@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import (
     Columns,
     Draft,
@@ -70,7 +71,7 @@ def to_samples(
     """
     size = check_options(vocab_size, columns, schema)
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     counts.responses.taken = counts.responses.stored = len(items)
     fields = Fields(items, rows_where(items))
     answers = fields.ids("token_ids")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import Columns, field_of, rows_where
 from ragged_format.adapters._fields import Fields
 from ragged_format.adapters._offline import sequences_of, teacher_samples
@@ -58,7 +59,7 @@ def to_samples(
     [[6, 7]]
     """
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     fields = Fields(items, rows_where(items))
     name = "tokens" if any(field_of(item, "tokens") is not None for item in items) else "input_ids"
     sequences = sequences_of(fields, id_prefix, tokens=name, masks=("completion_mask", "weights"))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._arguments import columns_of
 from ragged_format.adapters._outgoing import Outgoing
 from ragged_format.adapters._tables import HeadRows, clean_heads, pad_rows, unpad_rows
 from ragged_format.adapters._tq_codec import Jagged, decode, encode, split
@@ -121,8 +122,8 @@ def to_samples(
     >>> batch.column("candidate_counts").to_pylist(), batch.column("candidate_ids").to_pylist()
     ([[2, 1]], [[2, 6, 7]])
     """
-    columns = None if columns is None else list(columns)
-    asked = schema.names if schema is not None else columns
+    columns = columns_of(columns)
+    asked = columns if schema is None else tuple(parse_schema(schema).columns)
     names = [c if isinstance(c, str) else c.name for c in asked or ()]
     heads = asked is None or _HEAD[0] in names
     size = (vocab_size or 0) if schema is None else parse_schema(schema).vocab_size

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of, wrong_option
 from ragged_format.adapters._build import (
     Columns,
     Draft,
@@ -122,8 +123,10 @@ def to_samples(
         on_missing_support=on_missing_support, on_invalid_support=on_invalid_support,
         on_missing_log_prob=on_missing_log_prob,
     )  # fmt: skip
+    if logprobs_mode not in ("processed", "raw"):
+        raise wrong_option("logprobs_mode", "'processed' or 'raw'", logprobs_mode)
     counts = ConversionReport()
-    items = list(payloads)
+    items = list(records_of(payloads))
     counts.responses.taken = counts.responses.stored = len(items)
     fields = Fields(items, rows_where(items))
     ids = fields.ids("input_ids")

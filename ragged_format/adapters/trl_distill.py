@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._build import (
     Columns,
     Draft,
@@ -126,7 +127,7 @@ def to_samples(
     vocab_size = check_options(vocab_size, columns, schema)
     mode = teacher_mode(logprobs_mode, teacher_temperature)
     counts = ConversionReport()
-    items = [_with_reply(item, row) for row, item in enumerate(payloads)]
+    items = [_with_reply(item, row) for row, item in enumerate(records_of(payloads))]
     counts.responses.taken = counts.responses.stored = len(items)
     fields = Fields(items, rows_where(items))
     ids = fields.ids("input_ids")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._batches import rows_of, same_lengths
 from ragged_format.adapters._build import Columns, field_of
 from ragged_format.adapters._export import Samples, refuse_loss
@@ -91,7 +92,7 @@ def to_samples(
     sequences = Sequences([], [], [], {"sample_id": []})
     wheres: list[Where] = []
     parts = []
-    for number, payload in enumerate(payloads):
+    for number, payload in enumerate(records_of(payloads)):
         parts += _batch(payload, Where(row=number), sequences, wheres, id_prefix)
     sequences.wheres = wheres
     heads, _ = own_heads(_joined(parts), sequences.offsets, position, counts)

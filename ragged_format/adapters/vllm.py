@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ragged_format.adapters._arguments import records_of
 from ragged_format.adapters._columns import ROUTED_EXPERTS, make_options
 from ragged_format.adapters._engine import Answer, GroupId, convert
 from ragged_format.adapters._in_process import as_record
@@ -165,7 +166,7 @@ def to_samples(
             with_experts=options.schema is None or ROUTED_EXPERTS in options.schema,
         )  # fmt: skip
 
-    wrapped = (as_record(record, row) for row, record in enumerate(records))
+    wrapped = (as_record(record, row) for row, record in enumerate(records_of(records)))
     batch = convert(wrapped, read, options, report)
     return to_teacher(batch, asked) if prompt_is_scored else batch
 
