@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import ragged_format as rf
+from ragged_format.storage import open_storage
 from ragged_format.testing import assert_ragged_equal
 
 URL = "s3://rollouts/runs/one"
@@ -179,6 +180,33 @@ def test_memory_urls_live_as_long_as_the_process(samples, tmp_path):
 def test_bad_places_and_options_are_refused(s3, options, url, more, error, text):
     with pytest.raises(error, match=text):
         rf.Dataset(url, storage_options={**options, **more})
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "place", "prefix"),
+    [
+        ("s3a://b/p/q/", {"region": "x", "skip_signature": True}, "s3://b/p/q", "p/q"),
+        ("gs://b/a%20b", {"skip_signature": True}, "gs://b/a b", "a b"),
+        ("gcs://b", {"skip_signature": True}, "gs://b", ""),
+        ("az://c/p", {"account_name": "a", "account_key": "Zm9v"}, "az://c/p", "p"),
+        ("abfss://c@a.dfs.core.windows.net/p", {"account_key": "Zm9v"},
+         "abfss://c@a.dfs.core.windows.net/p", "p"),
+    ],
+    ids=["s3a", "gs", "gcs", "az", "abfss"],
+)  # fmt: skip
+def test_urls_of_all_stores_are_understood(url, settings, place, prefix, tmp_path):
+    storage = open_storage(url, {**settings, "cache_dir": str(tmp_path)})
+    assert storage.place == place
+    assert storage.location.prefix == prefix
+    assert pickle.loads(pickle.dumps(storage)).location.key == storage.location.key
+
+
+def test_secrets_in_urls_are_not_shown(options):
+    with pytest.raises(rf.RaggedError) as caught:
+        rf.Dataset("s3://key:SESAME@rollouts/a//b", storage_options=options)
+    assert "SESAME" not in str(caught.value)
+    found = open_storage("s3://key:SESAME@rollouts/a", options)
+    assert "SESAME" not in f"{found!r} {found.place}"
 
 
 def test_secrets_are_not_shown(s3, options, samples):

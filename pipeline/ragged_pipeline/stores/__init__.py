@@ -11,5 +11,8 @@ The core finds this package through the entry points ``ragged_format.stores``; s
 ``session``         one writer: staging, lease, commit by conditional put
 ``sweeping``        what crashed and replaced writers left
 ``fsspec_storage``  read-only places that fsspec knows
+``job_output``      a dataset in a store as the output of a job
+``file_output``     pages, pictures and exports that end up in a store
+``copies``          dumps of other systems in a store, copied for the job that reads them
 =================== ====================================================================
 """
