@@ -1,6 +1,7 @@
 """``ragged push`` and ``ragged tail`` against a server."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from support.containers import equal, small_batch, stream_bytes, three_batches
+from support.fake_server import fake_server
 from support.http_server import running
 from support.memory_store import MemoryStore
 from typer.testing import CliRunner
@@ -162,9 +164,9 @@ def test_an_interrupted_tail_is_complete(server, tmp_path, number):
     )  # fmt: skip
     with Client(server.url) as client:
         client.push(three_batches())
-        _wait_for_readers(client)
+        _wait_for_reader(server, client, 9)
         client.push(small_batch((2,), prefix="late"))
-        time.sleep(0.3)
+        _wait_for_reader(server, client, 10)
     assert not out.exists()
     process.send_signal(number)
     told, _ = process.communicate(timeout=30)
@@ -175,21 +177,34 @@ def test_an_interrupted_tail_is_complete(server, tmp_path, number):
 
 
 def test_an_interrupted_push_does_not_go_on(data):
-    process = subprocess.Popen(
-        [*RAGGED, "push", "http://127.0.0.1:9", str(data)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    with fake_server() as server:
+        server.faults = [(503, {}, {})] * 1000
+        process = subprocess.Popen(
+            [*RAGGED, "push", server.url, str(data)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        _until(lambda: len(server.requests) > 4)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
     assert process.returncode == 130
 
 
-def _wait_for_readers(client):
-    end = time.monotonic() + 20
-    while not client.status()["server"]["waiting"]:
+def _until(condition):
+    end = time.monotonic() + 60
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def _wait_for_reader(server, client, records):
+    """Until a reader has got so many records and waits for more."""
+
+    def is_waiting():
+        text = server.context.metrics.text().decode()
+        read = float(re.search(r"^ragged_read_records_total (\S+)", text, re.MULTILINE)[1])
+        return read >= records and client.status()["server"]["waiting"] == 1
+
+    _until(is_waiting)
 
 
 def test_a_followed_tail_writes_as_samples_come(server):
