@@ -20,6 +20,7 @@ import xxhash
 
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.known_schemas import KnownSchema
+from ragged_format.local_files import TEMPORARY_MARK
 from ragged_server.commits import Commit, Remembered
 from ragged_server.errors import StorageFailedError, StorageFullError
 from ragged_server.file_layer import FileLayer, LogFile, write_all
@@ -31,6 +32,7 @@ from ragged_server.shards import SealedShard
 __all__ = ["Log"]
 
 _log = logging.getLogger("ragged_server.log")
+_PROBE_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -190,6 +192,27 @@ class Log:
         self.commits, self.policy_version = commit.number, policy_version
         self.end_sequence = sequence
         return commit
+
+    def probe(self) -> bool:
+        """Return whether the disk takes and syncs a small file.
+
+        After a failure nobody may send anything until the server says that it is ready again.
+        """
+        path = self.folder / f"probe{TEMPORARY_MARK}0"
+        try:
+            self._layer.remove(path)
+            file = self._layer.create(path)
+            try:
+                write_all(file, [memoryview(bytes(_PROBE_BYTES))])
+                file.sync()
+                file.truncate(0)
+                self._layer.sync_directory(self.folder)
+            finally:
+                file.close()
+                self._layer.remove(path)
+        except OSError:
+            return False
+        return True
 
     def close_segment(self) -> Segment | None:
         """Append no more to the open segment; return it."""

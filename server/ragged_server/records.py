@@ -275,6 +275,8 @@ class StoreStatus:
         buckets like those of `set_widths`; records without version are not counted.
     index_ids, index_runs, index_bytes : int
     recovery : Recovery, optional
+    upkeep_failure : str, optional
+        Why sealing, merging or retention failed the last time; samples are taken all the same.
     """
 
     log_id: str
@@ -303,6 +305,7 @@ class StoreStatus:
     index_runs: int
     index_bytes: int
     recovery: Recovery | None
+    upkeep_failure: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain JSON values."""

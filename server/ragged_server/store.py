@@ -305,7 +305,7 @@ class Store:
             last_commit_s=last_s,
             queue_requests=queued,
             queue_bytes=queued_bytes,
-            failure=self._failure or self._upkeep.failure,
+            failure=self._failure,
             poisoned_segments=log.poisoned,
             policy_version=log.policy_version,
             stored=counters.stored,
@@ -319,6 +319,7 @@ class Store:
             index_runs=len(index.runs),
             index_bytes=index.nbytes,
             recovery=self._recovery,
+            upkeep_failure=self._upkeep.failure,
         )
 
     def close(self) -> None:
@@ -393,6 +394,8 @@ class Store:
                     self._busy = []
             else:
                 self._roll()
+                if self._failure is not None and self._log.probe():
+                    self._failure = None
 
     def _take(self) -> list[Waiting]:
         out: list[Waiting] = []

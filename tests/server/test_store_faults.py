@@ -2,6 +2,7 @@
 
 import errno
 import random
+import time
 from contextlib import suppress
 
 import pytest
@@ -156,6 +157,25 @@ def test_a_fault_refuses_the_request_and_no_other(tmp_path, operation, code, kin
         found = stored_ids(store)
     with Store(tmp_path, StoreSettings()) as store:
         assert stored_ids(store) == found == [*before, *ids_of([batch])]
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "create"])
+def test_a_store_finds_out_itself_that_the_disk_is_well_again(tmp_path, operation):
+    # Nobody sends anything to a server that says it is not ready.
+    layer = FaultyFiles(random.Random(0))
+    with Store(tmp_path, StoreSettings(), layer=layer) as store:
+        layer.faults = {operation: errno.ENOSPC}
+        with pytest.raises(StorageFullError):
+            store.append(request(samples(2))).result(30)
+        assert not store._log.probe()
+        assert store.status().failure is not None
+        layer.faults = {}
+        deadline = time.monotonic() + 30
+        while store.status().failure is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not list((tmp_path / "log").glob("probe*"))
+        assert store.append(request(samples(2))).result(30).stored == 2
 
 
 def test_what_a_failed_sync_left_on_disk_does_not_count_twice(tmp_path):

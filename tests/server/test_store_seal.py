@@ -127,11 +127,11 @@ def test_sealing_that_fails_is_seen_and_tried_again(tmp_path, monkeypatch, fault
         with monkeypatch.context() as patch:
             patch.setattr("ragged_server.seal.FileWriter.write", fail)
             fill(store, 4)
-            settled(store, lambda: store.status().failure is not None)
+            settled(store, lambda: store.status().upkeep_failure is not None)
             fill(store, 1, start=4)
             assert not list(tmp_path.glob("shard-*"))
         sealed(store, 2)
-        settled(store, lambda: store.status().failure is None)
+        settled(store, lambda: store.status().upkeep_failure is None)
         assert len(stored_ids(store)) == 20
 
 
@@ -158,8 +158,8 @@ def test_somebody_elses_manifest_is_not_touched(tmp_path):
         with rf.Writer(tmp_path, other.schema, mode="overwrite") as writer:
             writer.write(other)
         fill(store, 2, start=2)
-        settled(store, lambda: store.status().failure is not None)
-        assert "not that of the log" in store.status().failure
+        settled(store, lambda: store.status().upkeep_failure is not None)
+        assert "not that of the log" in store.status().upkeep_failure
         # Ingestion goes on.
         fill(store, 1, start=4)
     assert ids_of(rf.Dataset(tmp_path).batches()) == ids_of([other])
