@@ -48,6 +48,22 @@ def data(tmp_path):
     return tmp_path / "data.arrows"
 
 
+@pytest.fixture
+def start():
+    """Start the command; what a failed test leaves running is killed."""
+    started = []
+
+    def run(*words, **options):
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, **options}
+        started.append(subprocess.Popen([*RAGGED, *words], **options))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 def test_push_then_tail(server, invoke, data, tmp_path):
     done = invoke("push", server.url, data, "--in-flight", 1)
     assert done.stdout.startswith("9 stored, 0 already there, in 3 requests")
@@ -154,14 +170,11 @@ def test_keys_come_from_a_file(tmp_path, invoke, data, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_tail_is_complete(server, tmp_path, number):
+def test_an_interrupted_tail_is_complete(server, start, tmp_path, number):
     from ragged_server.client import Client
 
     out, cursor = tmp_path / "out", tmp_path / "cursor"
-    process = subprocess.Popen(
-        [*RAGGED, "tail", server.url, "-f", "-o", str(out), "--cursor-file", str(cursor)],
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    process = start("tail", server.url, "-f", "-o", str(out), "--cursor-file", str(cursor))
     with Client(server.url) as client:
         client.push(three_batches())
         _wait_for_reader(server, client, 9)
@@ -176,13 +189,10 @@ def test_an_interrupted_tail_is_complete(server, tmp_path, number):
     assert told.split()[-1].decode() == cursor.read_text().strip()
 
 
-def test_an_interrupted_push_does_not_go_on(data):
+def test_an_interrupted_push_does_not_go_on(start, data):
     with fake_server() as server:
         server.faults = [(503, {}, {})] * 1000
-        process = subprocess.Popen(
-            [*RAGGED, "push", server.url, str(data)], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        process = start("push", server.url, str(data))
         _until(lambda: len(server.requests) > 4)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
@@ -207,14 +217,11 @@ def _wait_for_reader(server, client, records):
     _until(is_waiting)
 
 
-def test_a_followed_tail_writes_as_samples_come(server):
+def test_a_followed_tail_writes_as_samples_come(server, start):
     from ragged_server.client import Client
 
-    process = subprocess.Popen(
-        [*RAGGED, "tail", server.url, "-f", "-o", "-"], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    with Client(server.url) as client, process:
+    process = start("tail", server.url, "-f", "-o", "-")
+    with Client(server.url) as client:
         client.push(small_batch((2,), prefix="one"))
         reader = rf.StreamReader(process.stdout)
         assert next(reader).num_rows == 1
