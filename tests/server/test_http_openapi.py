@@ -75,18 +75,17 @@ ROUTES = [
     "POST /v1/samples", "GET /v1/samples", "GET /v1/status", "GET /metrics", "GET /healthz",
     "GET /readyz", "GET /version", "GET /problems/{code}",
 ]  # fmt: skip
+CASES = [(route, GenerationMode.POSITIVE) for route in ROUTES]
+CASES += [(route, GenerationMode.NEGATIVE) for route in ROUTES[:2]]  # others take nothing
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("route", "mode"), CASES, ids=lambda value: getattr(value, "value", value))
 @given(data=st.data())
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 def test_answers_are_those_that_are_declared(api, route, mode, data):
     schema, url = api
     method, path = route.split(" ")
     operation = schema[path][method]
-    if mode is GenerationMode.NEGATIVE and not (operation.query or operation.body):
-        pytest.skip("nothing of this route can be wrong")
     case = data.draw(operation.as_strategy(generation_mode=mode))
     response = case.call(base_url=url)
     case.validate_response(response, checks=CHECKS.get_by_names(WANTED))

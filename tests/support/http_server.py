@@ -6,6 +6,7 @@ import threading
 import time
 
 import pyarrow as pa
+import structlog
 from starlette.testclient import TestClient
 from support.memory_store import MemoryStore
 
@@ -13,6 +14,16 @@ import ragged_format as rf
 from ragged_server.app import create_app
 from ragged_server.serve import DrainingServer
 from ragged_server.settings import load_settings
+
+# As `ragged serve` has it: the default renders every local variable of a traceback.
+structlog.configure(
+    processors=[
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        ),
+        structlog.processors.JSONRenderer(default=str),
+    ]
+)
 
 ARROW = "application/vnd.apache.arrow.stream"
 SCHEMA = rf.sample_schema(vocab_size=100, columns=["candidate_counts", "candidate_ids", "group_id"])
