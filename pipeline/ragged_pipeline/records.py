@@ -17,12 +17,14 @@ from ragged_format.ragged import concat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Records"]
+__all__ = ["FileRecords", "Records"]
 
 # Records of this many bytes are copied faster as slices than by Arrow's take, which goes element by
 # element; so are runs of more than a few.
 LARGE_RECORD = 6 << 10
 FEW = 4
+# Files that are mapped at once, of many.
+OPEN_FILES = 64
 
 
 class Records:
@@ -42,13 +44,6 @@ class Records:
         self._batches = [batch for batch in batches if batch.num_rows]
         rows = [batch.num_rows for batch in self._batches]
         self._bounds = offsets_of(np.array(rows, np.int64))
-
-    @classmethod
-    def of_files(cls, paths: Iterable[Path], columns: Sequence[str] | None = None) -> Records:
-        """Open hot files, one after the other; there is at least one."""
-        readers = [FileReader(path, columns=columns, verify=False) for path in paths]
-        batches = (batch for reader in readers for batch in reader.batches())
-        return cls(batches, readers[0].schema)
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -101,3 +96,52 @@ class Records:
     def nbytes(self) -> int:
         """Bytes of all records."""
         return int(self._mean_bytes * len(self))
+
+
+class FileRecords:
+    """Records of many hot files, numbered through; a few files are open at a time.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    counts : sequence of int
+        Records of each file.
+    schema : pyarrow.Schema
+        Of the records that are returned.
+    columns : sequence of str, optional
+        Columns of `schema`, if these are not all.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], counts: Sequence[int], schema: pa.Schema,
+        columns: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.schema = schema
+        self._paths, self._columns = paths, columns
+        self._bounds = offsets_of(np.array(counts, np.int64))
+        self._open: dict[int, Records] = {}
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def take(self, numbers: Int64) -> pa.RecordBatch:
+        """Return records in this order as one batch."""
+        if not len(numbers):
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        file = np.searchsorted(self._bounds, numbers, side="right") - 1
+        cuts = np.flatnonzero(np.diff(file, prepend=-1))[1:]
+        parts = [
+            self._file(int(file[at])).take(part - self._bounds[file[at]])
+            for at, part in zip([0, *cuts.tolist()], np.split(numbers, cuts), strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else concat(parts)
+
+    def _file(self, number: int) -> Records:
+        found = self._open.pop(number, None)
+        if found is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.pop(next(iter(self._open)))
+            reader = FileReader(self._paths[number], columns=self._columns, verify=False)
+            found = Records(reader.batches(), reader.schema)
+        self._open[number] = found
+        return found

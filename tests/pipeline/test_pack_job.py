@@ -11,6 +11,8 @@ from support.prefix_trie import structure
 import ragged_format as rf
 from ragged_format.packing import pack_row, plan_rows, unpack_row
 from ragged_format.testing import assert_ragged_equal, rollouts
+from ragged_pipeline import records
+from ragged_pipeline.jobs import pack as pack_job
 from ragged_pipeline.jobs.pack import Pack, pack_dataset
 
 
@@ -138,6 +140,15 @@ def test_a_compact_input_gives_the_same_rows(packed, dataset, tmp_path):
     done = pack_dataset(tmp_path / "in", tmp_path / "rows", token_budget=600, ranks=4)
     assert_ragged_equal(members(tmp_path / "rows"), members(out))
     assert done.figures["samples"] == 1200
+
+
+def test_files_of_open_rows_are_closed_again(packed, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "OPEN_FILES", 1)
+    monkeypatch.setattr(pack_job, "DEAL_TOKENS", 1000)
+    done = pack_dataset(dataset, tmp_path / "rows", workers=1, **OPTIONS)
+    assert done.figures["planned"] == 1200
+    assert done.figures["rows"] % 4 == 0
+    assert_ragged_equal(members(tmp_path / "rows"), members(packed[0]))
 
 
 def test_several_inputs_are_packed_together(dataset, tmp_path, samples):

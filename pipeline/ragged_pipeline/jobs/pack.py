@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.arguments import check_size
+from ragged_format.decoding import Projection
 from ragged_format.errors import PackingError, SchemaMismatchError, Where
-from ragged_format.lists import Int64, offsets_of
+from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.packing import PackReport, deal_rows, pack_row, plan_rows, planning_columns
 from ragged_format.packing.pack import check_choice
 from ragged_format.parse import parse_schema
@@ -27,7 +28,7 @@ from ragged_format.profiles import REQUIRED, packed_from_sample
 from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
 from ragged_pipeline.job import Context, Job, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
-from ragged_pipeline.records import Records
+from ragged_pipeline.records import FileRecords, Records
 from ragged_pipeline.runner import parse_bytes, run
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ class Pack(Job):
         else:
             dealt = context.spilled(1, 0)
             steps = _Steps.read(dealt).part(self.ranks, payload["part"], payload["parts"])
-            records = _opened(context, int(plan.stages[1].tasks[0].payload["windows"]))
-            yield from self._pack(steps, records, context, 0)
+            opened = _opened(context, int(plan.stages[1].tasks[0].payload["windows"]))
+            yield from self._pack(steps, opened, context, 0)
 
     def _planned(self, records: Records, tail: Tail) -> RowPlan:
         table = records.table(_columns(records.schema))
@@ -159,23 +160,25 @@ class Pack(Job):
         _Steps.of(rows).save(context.spill)
         opened = [records.take(row) for row in rows.open_rows]
         np.save(context.spill / "open.npy", np.array([part.num_rows for part in opened], np.int64))
+        tokens = [len(flat(part.column("input_ids")).values) for part in opened]
+        np.save(context.spill / "open_tokens.npy", np.array(tokens, np.int64))
         np.save(context.spill / "open_load.npy", rows.open_load)
         write_shard(context.spill / "open.arrow", records.schema, opened, validate="off")
         context.figures |= _left_out(rows)
 
     def _deal(self, windows: int, context: Context) -> None:
         """Deal the open rows of all windows, those of like load together."""
-        folders = [context.spilled(0, window) for window in range(windows)]
-        sizes = np.concatenate([np.load(folder / "open.npy") for folder in folders])
+        sizes, tokens, load = (
+            np.concatenate([np.load(context.spilled(0, w) / f"{name}.npy") for w in range(windows)])
+            for name in ("open", "open_tokens", "open_load")
+        )
         records = _opened(context, windows, narrow=True)
-        lengths = records.table(["input_ids"]).column(0).combine_chunks().value_lengths().to_numpy()
         bounds = offsets_of(sizes)
         rows = [np.arange(*pair) for pair in pairwise(bounds.tolist())]
-        load = np.concatenate([np.load(folder / "open_load.npy") for folder in folders])
         order = np.argsort(-load, kind="stable").tolist()
         made: list[_Steps] = []
         dropped = missing = 0
-        for numbers, last in _chunks([rows[i] for i in order], lengths, self.ranks):
+        for numbers, last in _chunks([rows[i] for i in order], tokens[order], self.ranks):
             held = np.concatenate([np.zeros(0, np.int64), *numbers])
             cuts = offsets_of(np.array([len(row) for row in numbers], np.int64))
             part = deal_rows(
@@ -191,7 +194,7 @@ class Pack(Job):
         context.figures |= {"dropped": dropped, "missing_rows": missing}
 
     def _pack(
-        self, steps: _Steps, records: Records, context: Context, weight: int
+        self, steps: _Steps, records: Records | FileRecords, context: Context, weight: int
     ) -> Iterator[pa.RecordBatch]:
         report = PackReport()
         for row in steps.rows:
@@ -233,11 +236,17 @@ def _window(payload: Any, context: Context) -> Records:
     return Records(inputs.batches(payload["pieces"]), inputs.schema)
 
 
-def _opened(context: Context, windows: int, *, narrow: bool = False) -> Records:
+def _opened(context: Context, windows: int, *, narrow: bool = False) -> FileRecords:
     """Return the records of the rows that windows left open."""
-    paths = [context.spilled(0, window) / "open.arrow" for window in range(windows)]
-    columns = _columns(context.inputs.schema) if narrow else None
-    return Records.of_files(paths, columns)
+    folders = [context.spilled(0, window) for window in range(windows)]
+    counts = [int(np.load(folder / "open.npy").sum()) for folder in folders]
+    paths = [folder / "open.arrow" for folder in folders]
+    inputs: RecordInputs = context.inputs
+    if not narrow:
+        return FileRecords(paths, counts, inputs.schema)
+    columns = _columns(inputs.schema)
+    schema = Projection(inputs.ragged, inputs.schema, columns).schema
+    return FileRecords(paths, counts, schema, columns)
 
 
 def _columns(schema: pa.Schema) -> list[str]:
@@ -254,16 +263,16 @@ def _left_out(plan: RowPlan) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _chunks(rows: list[Int64], lengths: Int64, ranks: int) -> Iterator[tuple[list[Int64], bool]]:
+def _chunks(rows: list[Int64], tokens: Int64, ranks: int) -> Iterator[tuple[list[Int64], bool]]:
     """Yield rows in whole steps of about `DEAL_TOKENS` tokens, the rest with the last of them."""
     held: list[Int64] = []
-    tokens = 0
+    size = 0
     for number, row in enumerate(rows, 1):
         held.append(row)
-        tokens += int(lengths[row].sum())
-        if len(held) % ranks == 0 and tokens >= DEAL_TOKENS and len(rows) - number >= ranks:
+        size += int(tokens[number - 1])
+        if len(held) % ranks == 0 and size >= DEAL_TOKENS and len(rows) - number >= ranks:
             yield held, False
-            held, tokens = [], 0
+            held, size = [], 0
     if held:
         yield held, True
 
