@@ -90,7 +90,7 @@ class Records:
 
     @cached_property
     def _mean_bytes(self) -> float:
-        return sum(batch.nbytes for batch in self._batches) / max(len(self), 1)
+        return float(sum(batch.nbytes for batch in self._batches)) / max(len(self), 1)
 
     @property
     def nbytes(self) -> int:
