@@ -154,7 +154,8 @@ class _Records:
         meter.stage("write", 1, 1)
         schema = self._schema()
         for source in self._opened:
-            with closing(source) if hasattr(source, "close") else nullcontext():
+            resource: Any = source
+            with closing(resource) if hasattr(source, "close") else nullcontext():
                 some = False
                 for batch in _verified(source):
                     some = True
