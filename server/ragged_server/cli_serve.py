@@ -51,7 +51,6 @@ def _serve(
         return
     from ragged_server.logs import configure
     from ragged_server.opening import opener
-    from ragged_server.serve import serve as run
 
     configure(settings)
 
@@ -59,6 +58,10 @@ def _serve(
         out.text(f"serving {settings.dataset} at {url}")
         out.result({"url": url, "dataset": settings.dataset, "directory": str(directory)})
 
+    if settings.workers > 1:
+        from ragged_server.workers import serve_with_workers as run
+    else:
+        from ragged_server.serve import serve as run
     run(settings, opener(settings), on_listen=listening)
 
 

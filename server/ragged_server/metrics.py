@@ -1,19 +1,28 @@
-"""Prometheus metrics of one application, in a registry of their own."""
+"""Prometheus metrics of one application, in a registry of their own.
+
+Where a server has several workers, their figures lie in mapped files of one directory, which an
+environment variable names to the library; whichever worker is asked adds them up.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from ragged_server.records import StoreStatus
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "METRICS_DIRECTORY", "Metrics"]
+
+# Variable of the environment that names the directory of the workers' figures.
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BYTES = tuple(float(4**power) for power in range(5, 15))
@@ -75,9 +84,16 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self.in_flight = Gauge(
-            "ragged_in_flight_bytes", "Bytes reserved for bodies.", registry=self.registry
-        )
-        self.ready = Gauge("ragged_ready", "1 if the server takes samples.", registry=self.registry)
+            "ragged_in_flight_bytes", "Bytes reserved for bodies.", registry=self.registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.ready = Gauge(
+            "ragged_ready", "1 if the server takes samples.", registry=self.registry,
+            multiprocess_mode="livemostrecent",
+        )  # fmt: skip
+        if folder := os.environ.get(METRICS_DIRECTORY):
+            self.registry = CollectorRegistry(auto_describe=False)
+            MultiProcessCollector(self.registry, folder)  # type: ignore[no-untyped-call]
 
     def observe(self, status: Callable[[], StoreStatus]) -> None:
         """Take figures of the store into the registry, asked for at each scrape."""

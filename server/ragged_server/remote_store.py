@@ -259,11 +259,20 @@ class RemoteStore:
         Of its socket.
     timeout_s : float
         How long :meth:`open` waits for the other process.
+    on_gone : callable, optional
+        Called with the reason when the other process is lost, not when this store is closed.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float = 30.0,
+        on_gone: Callable[[str], None] | None = None,
+    ) -> None:
         self._path = path
         self._timeout_s = timeout_s
+        self._on_gone = on_gone
         self._numbers = itertools.count()
         self._pending: dict[int, Future[tuple[Head, pa.Buffer]]] = {}
         self._lock = threading.Lock()
@@ -431,6 +440,7 @@ class RemoteStore:
 
     def _fail(self, detail: str) -> None:
         with self._lock:
+            is_news = self._gone is None
             self._gone = self._gone or detail
             calls = list(self._pending.values())
             self._pending.clear()
@@ -438,3 +448,5 @@ class RemoteStore:
             call.set_exception(gone(detail))
         with self._commits:
             self._commits.notify_all()
+        if is_news and self._on_gone is not None:
+            self._on_gone(detail)

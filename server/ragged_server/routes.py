@@ -50,7 +50,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", tags=["operate"], summary="Whether samples are taken")
-async def readyz(request: Request) -> dict[str, str]:
+def readyz(request: Request) -> dict[str, str]:
     """Answer 200 if samples can be stored now; 503 while recovering, stopping or without disk."""
     why = context_of(request).why_not_ready()
     if why is not None:

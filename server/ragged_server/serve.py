@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ragged_server.context import AnyStore, Context
     from ragged_server.gate import Gate
 
-__all__ = ["DrainingServer", "serve"]
+__all__ = ["DrainingServer", "listen", "make_server", "run", "serve", "url_of"]
 
 _BACKLOG = 2048
 # Time for connections to close when the time of running requests is up.
@@ -69,7 +69,7 @@ class DrainingServer(uvicorn.Server):
         )
         super().__init__(config)
         self._settings = settings
-        self._context: Context = app.context
+        self.context: Context = app.context
         self._draining: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
 
@@ -80,24 +80,24 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; the second time, end at once."""
-        if self._context.is_draining:
+        if self.context.is_draining:
             self.force_exit = self.should_exit = True
             return
-        self._context.is_draining = True
+        self.context.is_draining = True
         # A handler runs between any two steps of this thread, which may hold a lock that the rest
         # needs (that of the log, for one): the loop does it.
         self._loop.call_soon_threadsafe(self._begin, signal.Signals(sig).name)
 
     def _begin(self, name: str) -> None:
         log.info("stopping", signal=name)
-        self._context.drain()
+        self.context.drain()
         self._draining = self._loop.create_task(self._drain())
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._settings.drain_delay_s)
         end = loop.time() + self._settings.drain_timeout_s
-        while (self._context.ingesting or self._context.reading) and loop.time() < end:
+        while (self.context.ingesting or self.context.reading) and loop.time() < end:
             await asyncio.sleep(_TICK_S)
         self.should_exit = True
 
@@ -143,9 +143,63 @@ def serve(
     RaggedError
         The store cannot be opened.
     """
+
+    def started(server: DrainingServer) -> None:
+        url = url_of(settings, listener)
+        keys = len(server.context.keys.keys)
+        log.info("listening", url=url, dataset=settings.dataset, keys=keys)
+        if on_listen is not None:
+            on_listen(url)
+
+    with listen(settings) as listener:
+        run(settings, open_store, listener, on_server=started)
+    log.info("stopped")
+
+
+def run(
+    settings: ServerSettings,
+    open_store: Callable[[], AnyStore],
+    listener: socket.socket,
+    *,
+    server_class: type[DrainingServer] = DrainingServer,
+    on_server: Callable[[DrainingServer], None],
+) -> None:
+    """Serve on a socket that listens.
+
+    Parameters
+    ----------
+    settings, open_store
+        See :func:`serve`.
+    listener : socket
+    server_class : type
+    on_server : callable
+        Called with the server before it runs.
+    """
+    server = make_server(settings, open_store, server_class)
+    on_server(server)
+    # What exists by now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+
+
+def make_server(
+    settings: ServerSettings,
+    open_store: Callable[[], AnyStore],
+    server_class: type[DrainingServer] = DrainingServer,
+) -> DrainingServer:
+    """Return a server that only has to run; all settings are checked.
+
+    Raises
+    ------
+    SettingsError
+        Keys, tokenizer or certificates cannot be used (``RF-H016``).
+    """
     servers: list[DrainingServer] = []
     app = create_app(settings, open_store, on_failure=lambda err: servers[0].fail(err))
-    server = DrainingServer(settings, app)
+    server = server_class(settings, app)
     servers.append(server)
     try:
         server.config.load()
@@ -154,32 +208,43 @@ def serve(
             "the certificate or its key cannot be used", where=Where(file=str(settings.tls_cert)),
             expected="PEM files that belong together", got=err,
         ) from err  # fmt: skip
-    listener = _listen(settings)
+    return server
+
+
+def url_of(settings: ServerSettings, listener: socket.socket) -> str:
+    """Return the base URL of a socket that listens."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert is not None else "http"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("listening", url=url, dataset=settings.dataset, keys=len(app.context.keys.keys))
-    if on_listen is not None:
-        on_listen(url)
-    # What exists by now stays: the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
-    with listener:
-        server.run(sockets=[listener])
-    if server.failure is not None:
-        raise server.failure
-    log.info("stopped")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
+def listen(
+    settings: ServerSettings, *, port: int | None = None, reuse_port: bool = False
+) -> socket.socket:
+    """Return a socket that listens at the address of the settings.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+    port : int, optional
+        Instead of that of the settings.
+    reuse_port : bool
+        Whether others of this user may listen there too.
+
+    Raises
+    ------
+    SettingsError
+        The address cannot be used (``RF-H016``).
+    """
+    port = settings.port if port is None else port
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         return socket.create_server(
-            (settings.host, settings.port), family=family, backlog=_BACKLOG, reuse_port=False
+            (settings.host, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port
         )
     except OSError as err:
         raise SettingsError(
             "the server cannot listen at the address", expected="an address that is free",
-            got=f"{settings.host}:{settings.port}: {err.strerror or err}",
+            got=f"{settings.host}:{port}: {err.strerror or err}",
             remedy="choose another port, or stop what listens there",
         ) from err  # fmt: skip

@@ -180,6 +180,11 @@ class ServerSettings(BaseSettings):
         30.0, description="Time for which a reader may take nothing of its answer."
     )
 
+    workers: Count = Field(
+        1,
+        description="Processes that talk HTTP, decode and validate. With more than one, another"
+        " process has the store.",
+    )
     decode_threads: Count = Field(
         min(4, os.cpu_count() or 1),
         description="Threads that decode and validate. Default: the number of cores, at most 4.",

@@ -33,8 +33,9 @@ class Served:
                 self._command, env=self._env, stdout=subprocess.PIPE, stderr=log
             )
         assert json.loads(self.process.stdout.readline())["url"] == self.url
-        end = time.monotonic() + 30
-        while httpx2.get(f"{self.url}/readyz", trust_env=False).status_code != 200:
+        # Connections wait until the workers, if there are any, are up.
+        end = time.monotonic() + 60
+        while httpx2.get(f"{self.url}/readyz", trust_env=False, timeout=60).status_code != 200:
             assert time.monotonic() < end
             time.sleep(0.02)
         return self
