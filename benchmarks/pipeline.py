@@ -28,9 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import ragged_format as rf
 from benchmarks.harness import Figure, Settings, format_table
@@ -88,12 +90,24 @@ class Run:
         Elapsed, and of all its processes.
     anonymous : int
         Peak of the anonymous memory of all its processes, in bytes.
+    written, made : int
+        Bytes that it wrote to files, and those of them that stay as its output.
+    tokens : int
+        Of the input.
     """
 
     nbytes: int
     seconds: float
     cpu: float
     anonymous: int
+    written: int = 0
+    made: int = 0
+    tokens: int = 0
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that it wrote and took away again."""
+        return max(0, self.written - self.made)
 
     @property
     def rate(self) -> float:
@@ -106,34 +120,46 @@ class Run:
         return self.nbytes / self.seconds
 
 
-def write_json(path: Path, nbytes: int) -> None:
-    """Write recorded vLLM rollouts again and again, each time with other ids."""
+def write_json(path: Path, nbytes: int) -> int:
+    """Write recorded vLLM rollouts again and again, each time with other ids; returns tokens."""
     import gzip
 
     shipped = resources.files("ragged_format") / "demo_data" / "rollouts.jsonl.gz"
     lines = gzip.decompress(shipped.read_bytes()).splitlines()
     id_ = re.compile(rb'"request_id":"([^"]*)"')
+    counts = [_tokens_of(json.loads(line)["response"]) for line in lines]
+    tokens = 0
     with path.open("wb") as sink:
         copy = 0
         while sink.tell() < nbytes:
-            for line in lines:
+            for line, count in zip(lines, counts, strict=True):
                 sink.write(id_.sub(rb'"request_id":"%d-\1"' % copy, line) + b"\n")
+                tokens += count
                 if sink.tell() >= nbytes:
                     break
             copy += 1
+    return tokens
 
 
-def write_samples(path: Path, nbytes: int) -> None:
-    """Write generated rollouts again and again, each time with other ids and groups."""
+def _tokens_of(response: dict[str, Any]) -> int:
+    """Return the tokens of all samples of a response, prompts included."""
+    prompt = len(response["prompt_token_ids"])
+    return sum(prompt + len(choice["token_ids"]) for choice in response["choices"])
+
+
+def write_samples(path: Path, nbytes: int) -> int:
+    """Write generated rollouts again and again, with other ids and groups; returns tokens."""
     batch = rollouts(np.random.default_rng(0), num_samples=1024, vocab_size=VOCAB_SIZE)
-    written = copy = 0
+    written = copy = tokens = 0
     with rf.Writer(path, batch.schema, validate="off", max_shard_bytes=128 << 20) as writer:
         while written < nbytes:
             part = renamed(batch, copy)
             part = part.slice(0, max(1, min(1024, (nbytes - written) * 1024 // part.nbytes + 1)))
             writer.write(part)
             written += part.nbytes
+            tokens += pc.sum(pc.list_value_length(part.column("input_ids"))).as_py()
             copy += 1
+    return tokens
 
 
 def renamed(batch: pa.RecordBatch, copy: int) -> pa.RecordBatch:
@@ -148,7 +174,7 @@ def renamed(batch: pa.RecordBatch, copy: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-INPUTS: dict[str, Callable[[Path, int], None]] = {"json": write_json, "samples": write_samples}
+INPUTS: dict[str, Callable[[Path, int], int]] = {"json": write_json, "samples": write_samples}
 
 
 def size_of(path: Path) -> int:
@@ -158,8 +184,8 @@ def size_of(path: Path) -> int:
     return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
 
 
-def measure(job: str, source: Path, out: Path, task_bytes: int) -> Run:
-    """Run a job in a process of its own and watch its memory."""
+def measure(job: str, source: Path, out: Path, task_bytes: int, tokens: int = 0) -> Run:
+    """Run a job in a process of its own and watch its memory; `tokens` are those of the input."""
     call = JOBS[job][1]
     code = _CHILD.format(workers=WORKERS, memory=MEMORY, size=task_bytes, call=call)
     begin = time.monotonic()
@@ -175,7 +201,12 @@ def measure(job: str, source: Path, out: Path, task_bytes: int) -> Run:
     process.returncode = status
     if status:
         raise RuntimeError(f"{job} failed with status {status}")
-    return Run(size_of(source), seconds, used.ru_utime + used.ru_stime, peak)
+    made = sum(size_of(path) for path in (out, Path(f"{out}.html")) if path.exists())
+    # Blocks of 512 bytes, also of files that are gone before the disk has them.
+    return Run(
+        size_of(source), seconds, used.ru_utime + used.ru_stime, peak, used.ru_oublock * 512, made,
+        tokens,
+    )  # fmt: skip
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -211,10 +242,10 @@ def measure_all(
             if not wanted:
                 continue
             source = folder / f"{kind}.jsonl"
-            write(source, base * scale)
+            tokens = write(source, base * scale)
             for job in wanted:
                 out = folder / "out"
-                done[job][scale] = measure(job, source, out, min(base // 4, 64 << 20))
+                done[job][scale] = measure(job, source, out, min(base // 4, 64 << 20), tokens)
                 remove(out)
                 remove(Path(f"{out}.html"))
                 print(f"  {job} {scale}x: {done[job][scale]}", file=sys.stderr, flush=True)
@@ -240,7 +271,8 @@ def figures(done: dict[str, dict[int, Run]]) -> list[Figure]:
         details = {
             str(scale): {
                 "bytes": part.nbytes, "seconds": part.seconds, "cpu": part.cpu,
-                "anonymous": part.anonymous,
+                "anonymous": part.anonymous, "written": part.written, "made": part.made,
+                "tokens": part.tokens,
             }
             for scale, part in runs.items()
         }  # fmt: skip
