@@ -100,7 +100,8 @@ def to_frame(
         else:
             source, summed = lengths[name.removesuffix(_LENGTH)]
             columns[name] = pl.Series(name, _lengths(batch.column(source), summed=summed))
-    return pl.DataFrame(columns, height=batch.num_rows)
+    # A frame of no columns is not made of an empty mapping: that has the height 0.
+    return pl.DataFrame(columns or None, height=batch.num_rows)
 
 
 def _lengths(array: pa.Array, *, summed: bool) -> Int64:

@@ -158,6 +158,29 @@ def test_a_condition_on_neighbours_is_refused(source, tmp_path):
             run(Filter(expression=text), source, tmp_path / "out", workers=1)
 
 
+@pytest.mark.parametrize(("where", "rows"), [("true", ROWS), ("1 = 2", 0), ("not false", ROWS)])
+def test_a_condition_that_names_no_column_holds_for_all_or_none(source, tmp_path, where, rows):
+    result, _ = done(Filter(where=where), source, tmp_path / "a")
+    assert result.rows == rows
+
+
+@pytest.mark.parametrize("where", ["cast(group_id as int) > 1", "date(group_id) is null"])
+def test_a_condition_without_a_value_for_a_record_is_refused(source, tmp_path, where):
+    with pytest.raises(rf.JobError, match="where has no value for some records") as refused:
+        run(Filter(where=where), source, tmp_path / "out", workers=1)
+    assert refused.value.remedy
+
+
+def test_a_condition_with_more_or_fewer_values_than_records_is_refused(source, tmp_path):
+    for expression in (
+        pl.col("reward").drop_nulls().head(2) > 0, pl.lit(pl.Series([True, False])),
+        pl.col("reward").filter(pl.col("reward") > 0) > 0, pl.col("reward").append(1.0) > 0,
+    ):  # fmt: skip
+        text = expression.meta.serialize(format="json")
+        with pytest.raises(rf.JobError):
+            run(Filter(expression=text), source, tmp_path / "out", workers=1)
+
+
 def test_a_filter_that_drops_everything_leaves_an_empty_dataset(source, tmp_path):
     result, got = done(Filter(where="reward > 1000"), source, tmp_path / "a")
     assert (result.rows, result.shards, got.num_rows) == (0, 0, 0)
@@ -319,6 +342,19 @@ def test_contradictions_in_groups_are_refused(batch, tmp_path):
     source = write(tmp_path / "c", changed(batch, group_id=groups))
     with pytest.raises(rf.JobError, match="no group"):
         run(Advantages(), source, tmp_path / "no", workers=1)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, 1e308])
+@pytest.mark.parametrize("options", [{}, {"baseline": "leave_one_out", "scale": "none"}], ids=str)
+def test_rewards_that_give_no_finite_advantage_are_refused(batch, tmp_path, reward, options):
+    rewards = [reward if n % 50 == 7 else -reward for n in range(ROWS)]
+    source = tmp_path / "in"
+    with rf.Writer(source, batch.schema, validate="off") as writer:
+        writer.write(changed(batch, reward=rewards, rollout_id=[None] * ROWS))
+    with pytest.raises(rf.JobError, match=r"no finite number|too large") as refused:
+        run(Advantages(**options), source, tmp_path / "out", workers=1)
+    assert refused.value.where.column == "reward"
+    assert refused.value.remedy
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -123,6 +123,9 @@ class Advantages(Exchange):
         keys = np.zeros(number, self.key_type)
         keys["hash"] = hashed((group.encode() for group in groups), number)
         keys["reward"] = np.asarray(rewards.fill_null(0.0))
+        if not np.isfinite(keys["reward"]).all():
+            row = int(np.argmin(np.isfinite(keys["reward"])))
+            raise _refused("a reward is no finite number", batch, row, "reward", "a finite reward")
         keys["known"] = known
         if "rollout_id" in batch.schema.names:
             names = batch.column("rollout_id").to_pylist()
@@ -170,7 +173,14 @@ class Advantages(Exchange):
         of_group = (np.cumsum(new_group) - 1)[new]
         canonical = np.lexsort((lead, of_group))
         values = np.empty(len(first))
-        values[canonical] = self._normalized(first[canonical], of_group[canonical], context)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values[canonical] = self._normalized(first[canonical], of_group[canonical], context)
+        if not np.isfinite(values).all():
+            raise JobError(
+                "rewards are too large for their mean and deviation", where=Where(column="reward"),
+                expected="squares and sums below 1.8e308", got=f"{np.abs(first).max():g}",
+                remedy="divide all rewards by one number",
+            )  # fmt: skip
         out["advantage"][rows[order]] = values[of_conversation]
         out["known"][rows] = True
         return out
@@ -230,8 +240,10 @@ def _starts(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 def _refused(what: str, batch: pa.RecordBatch, row: int, column: str, remedy: str) -> JobError:
     names = batch.schema.names
-    got = batch.column("sample_id")[row].as_py() if "sample_id" in names else f"row {row}"
+    record = batch.column("sample_id")[row].as_py() if "sample_id" in names else f"row {row}"
+    got = batch.column(column)[row].as_py()
     return JobError(
-        what, where=Where(column=column), expected="no null", got=f"null in {got!r}",
+        what, where=Where(column=column), expected="no null" if got is None else "a finite number",
+        got=f"{'null' if got is None else got} in {record!r}",
         remedy=f"give it {remedy}",
     )  # fmt: skip

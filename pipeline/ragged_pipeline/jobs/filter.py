@@ -101,7 +101,7 @@ class Filter(RowJob):
                     keep[row] = False
                     count(context.figures, f"finish_reason {reason}", 1)
         for name, expression in self._conditions:
-            values = _evaluated(expression, batch, context.inputs.ragged)
+            values = _evaluated(name, expression, batch, context.inputs.ragged)
             known = np.asarray(values.is_not_null().to_numpy())
             _drop(keep, known, f"{name} is null", context)
             _drop(keep, np.asarray(values.fill_null(value=False).to_numpy()), name, context)
@@ -113,12 +113,21 @@ def _drop(keep: Mask, condition: Mask, reason: str, context: Context) -> None:
     keep &= condition
 
 
-def _evaluated(expression: pl.Expr, batch: pa.RecordBatch, schema: Any) -> pl.Series:
+def _evaluated(name: str, expression: pl.Expr, batch: pa.RecordBatch, schema: Any) -> pl.Series:
+    import polars as pl
+
     from ragged_pipeline.frames import to_frame
 
     frame = to_frame(batch, schema, expression.meta.root_names())
-    values = frame.select(expression.alias("keep")).to_series()
-    return values.extend_constant(values[0], frame.height - 1) if len(values) == 1 else values
+    try:
+        values = frame.select(expression.alias("keep")).to_series()
+    except pl.exceptions.PolarsError as err:
+        raise JobError(
+            f"{name} has no value for some records", expected="true, false or null for each record",
+            got=str(err), remedy="use what gives null instead, as try_cast does",
+        ) from err  # fmt: skip
+    # A condition that names no column has one value.
+    return values.new_from_index(0, frame.height) if len(values) == 1 else values
 
 
 def _from_sql(text: str) -> pl.Expr:
@@ -157,7 +166,7 @@ def _check(name: str, expression: pl.Expr, known: dict[str, Any]) -> None:
     if lacking := [column for column in expression.meta.root_names() if column not in known]:
         raise JobError(
             f"{name} names what the input has not", expected=", ".join(known),
-            got=", ".join(lacking),
+            got=", ".join(dict.fromkeys(lacking)),
         )  # fmt: skip
     try:
         kind = pl.DataFrame(schema=known).select(expression).to_series().dtype
@@ -183,12 +192,12 @@ def _check_alone(name: str, expression: pl.Expr, inputs: RecordInputs) -> None:
     runs, _ = inputs.tasks()
     if alone and runs:
         batch = next(inputs.batches([runs[0][0].to_json()])).slice(0, 256)
-        values = _evaluated(expression, batch, inputs.ragged)
+        values = _evaluated(name, expression, batch, inputs.ragged)
         parts = [
-            _evaluated(expression, batch.slice(start, 3), inputs.ragged)
+            _evaluated(name, expression, batch.slice(start, 3), inputs.ragged)
             for start in range(0, batch.num_rows, 3)
         ]
-        alone = pl.concat(parts).equals(values)
+        alone = len(values) == batch.num_rows and pl.concat(parts).equals(values)
     if not alone:
         raise JobError(
             f"{name} depends on other records than its own, and these differ from batch to batch",
