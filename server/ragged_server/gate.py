@@ -17,7 +17,7 @@ from ragged_format.errors import RaggedError
 from ragged_server.body import ClientGoneError, Receive, Scope, Send
 from ragged_server.http_errors import MethodNotAllowedError, MisdirectedError, NotReadyError
 from ragged_server.logs import log, request_id_of_task
-from ragged_server.problems import as_error, status_of
+from ragged_server.problems import as_error, let_go, shortened, status_of
 from ragged_server.respond import send_problem
 from ragged_server.settings import is_loopback
 from ragged_server.tail import SlowReaderError
@@ -101,6 +101,7 @@ class Gate:
             error = as_error(err)
             if status_of(error) == 500:
                 log.error("fault", path=scope["path"], exc_info=err)
+            let_go(err)
             if exchange.status:
                 exchange.is_broken = not exchange.is_complete
             else:
@@ -154,7 +155,7 @@ class Gate:
             "seconds": round(seconds, 6), "client": (scope.get("client") or ("",))[0],
         }  # fmt: skip
         if error is not None:
-            line |= {"code": error.code, "what": error.what, "got": str(error.got)[:200]}
+            line |= {"code": error.code, "what": shortened(error.what), "got": str(error.got)[:200]}
         (log.warning if exchange.status >= 500 else log.info)("request", **line)
 
 

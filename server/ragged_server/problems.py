@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 import orjson
@@ -21,9 +22,20 @@ from ragged_format.errors import (
 from ragged_server.codes import CODES
 from ragged_server.http_errors import InternalError, NotInstalledError
 
-__all__ = ["MEDIA_TYPE", "STATUSES", "as_error", "headers_of", "problem", "status_of"]
+__all__ = [
+    "MEDIA_TYPE",
+    "STATUSES",
+    "as_error",
+    "headers_of",
+    "let_go",
+    "problem",
+    "shortened",
+    "status_of",
+]
 
 MEDIA_TYPE = "application/problem+json"
+# Characters of a text in a problem: ids, which errors quote, may be as long as a body.
+_LONGEST = 1000
 
 # Titles of the statuses that a request can be answered with, besides success.
 STATUSES = {
@@ -105,7 +117,7 @@ def problem(error: RaggedError, request_id: str) -> bytes:
         "detail": _detail(error),
         "instance": f"urn:ragged:request:{request_id}",
         "code": error.code,
-        "errors": [error.to_dict()],
+        "errors": [{name: _cut(value) for name, value in error.to_dict().items()}],
         "request_id": request_id,
     }
     for name in ("limits", "retry_after_s", "oldest"):
@@ -116,8 +128,44 @@ def problem(error: RaggedError, request_id: str) -> bytes:
 
 def _detail(error: RaggedError) -> str:
     parts = {"expected": error.expected, "got": error.got}
-    given = "; ".join(f"{name}: {value}" for name, value in parts.items() if value is not None)
-    return f"{error.what} ({given})" if given else error.what
+    given = "; ".join(f"{name}: {_cut(str(v))}" for name, v in parts.items() if v is not None)
+    what = shortened(error.what)
+    return f"{what} ({given})" if given else what
+
+
+def _cut(value: Any) -> Any:
+    return shortened(value) if isinstance(value, str) else value
+
+
+def shortened(text: str) -> str:
+    """Return a text that may quote what a client sent, at most about 1,000 characters of it.
+
+    Examples
+    --------
+    >>> len(shortened("x" * 1_000)), shortened("x" * 5_000)[-27:]
+    (1000, 'xxx... (of 5000 characters)')
+    """
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... (of {len(text)} characters)"
+
+
+def let_go(error: BaseException) -> None:
+    """Drop the traceback of an error, and so the bodies and batches that its frames hold.
+
+    Tracebacks live in a cycle with the futures that carry the error, until the collector comes by;
+    what the request had reserved is free long before. To be called when everything about the error
+    is logged, and by the thread that found it: its frames lie behind those of the traceback.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        found = pending.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            found.__traceback__ = None
+            pending += [found.__cause__, found.__context__]
 
 
 def headers_of(error: RaggedError) -> list[tuple[bytes, bytes]]:

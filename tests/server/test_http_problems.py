@@ -1,4 +1,6 @@
+import gc
 import threading
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -244,3 +246,33 @@ def test_a_store_that_cannot_be_opened_is_reported(tmp_path):
         assert isinstance(failures[0], errors.StoreBusyError)
         assert c.get("/readyz").status_code == 503
         assert c.get("/healthz").status_code == 200
+
+
+def test_a_problem_quotes_only_the_begin_of_what_is_long(tmp_path):
+    name = "x" * 100_000
+    with client(tmp_path) as c:
+        answer = post(c, stream(batch(name), batch(name)))
+    assert answer.status_code == 422
+    assert len(answer.content) < 6_000
+    assert name[:500] in answer.text
+
+
+def test_a_refused_request_leaves_nothing_behind(tmp_path):
+    """A traceback would hold the body until the collector comes by."""
+    broken = bytearray(stream(batch("a", tokens=100_000)))
+    broken[len(broken) // 2] ^= 1
+    with client(tmp_path) as c:
+        post(c, stream(batch("first")))
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                assert post(c, bytes(broken)).status_code == 400
+            bodies = tracemalloc.take_snapshot().filter_traces(
+                [tracemalloc.Filter(inclusive=True, filename_pattern="*/ragged_server/body.py")]
+            )
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert sum(trace.size for trace in bodies.traces) < len(broken) // 10
