@@ -27,7 +27,7 @@ from ragged_server.prepare import id_digests
 from ragged_server.reading import Part
 from ragged_server.records import StoreSettings
 from ragged_server.runs import Entries
-from ragged_server.seal import LINEAGE_KEY, adopt, current_manifest, sealed_shards
+from ragged_server.seal import LINEAGE_KEY, adopt, claim, current_manifest, sealed_shards
 from ragged_server.segments import Scan, Segment, scan_segment, segment_sequence
 from ragged_server.shards import SealedShard
 
@@ -117,7 +117,7 @@ def recover(
     removed = _remove_temporary(folder)
     manifest = current_manifest(directory)
     scans, log_id, key = _scan_all(folder, manifest)
-    manifest = _own(directory, manifest, log_id.hex())
+    manifest = _own(directory, manifest, scans, log_id.hex())
     shards = () if manifest is None else sealed_shards(directory, manifest)
     sealed = _sealed_end(manifest)
     _require_whole(directory, shards, sealed)
@@ -223,7 +223,9 @@ def _write_identity(folder: Path, log_id: bytes, key: str) -> None:
     sync_directory(folder)
 
 
-def _own(directory: Path, manifest: Manifest | None, log_id: str) -> Manifest | None:
+def _own(
+    directory: Path, manifest: Manifest | None, scans: Sequence[Scan], log_id: str
+) -> Manifest | None:
     """Return the manifest, that of a dataset without log taken over."""
     if manifest is None:
         return None
@@ -235,6 +237,9 @@ def _own(directory: Path, manifest: Manifest | None, log_id: str) -> Manifest | 
         )  # fmt: skip
     entry = manifest.lineage.get(LINEAGE_KEY)
     if entry is None:
+        begun = next((scan.known for scan in scans if scan.commits), None)
+        if begun is not None and scans[0].first_sequence == 0:
+            return claim(directory, begun, log_id)
         return adopt(directory, log_id)
     if entry.get("id") != log_id:
         raise LogDamagedError(

@@ -17,7 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ragged_format.errors import DatasetNotFoundError, ManifestError, Where
+from ragged_format.errors import (
+    DatasetNotFoundError,
+    ManifestError,
+    SchemaMismatchError,
+    Where,
+)
 from ragged_format.files import FileWriter
 from ragged_format.known_schemas import KnownSchema
 from ragged_format.local_storage import Lease
@@ -38,6 +43,7 @@ from ragged_server.shards import SealedShard, ShardFacts
 __all__ = [
     "LINEAGE_KEY",
     "adopt",
+    "claim",
     "current_manifest",
     "remove_left_over",
     "seal_segment",
@@ -142,6 +148,9 @@ def _with_shard(
     directory: Path, known: KnownSchema, log_id: str, shard: Shard, facts: ShardFacts
 ) -> Manifest:
     current = current_manifest(directory) or Manifest(known)
+    if facts.first_sequence == 0 and LINEAGE_KEY not in current.lineage:
+        # Whatever is listed was written by others meanwhile.
+        current = _claimed(directory, current, known, log_id)
     entry = _entry(directory, current, log_id)
     lineage = {
         **current.lineage,
@@ -156,8 +165,6 @@ def _with_shard(
 
 def _entry(directory: Path, manifest: Manifest, log_id: str) -> dict[str, Any]:
     entry = manifest.lineage.get(LINEAGE_KEY)
-    if entry is None and not manifest.shards:
-        return {"id": log_id, "next": 0, "shards": {}}
     if entry is None or entry.get("id") != log_id:
         raise LogDamagedError(
             "the dataset is not that of the log any more: somebody replaced its manifest",
@@ -190,6 +197,34 @@ def adopt(directory: Path, log_id: str) -> Manifest:
         )  # fmt: skip
         write_manifest(directory, manifest)
     return manifest
+
+
+def claim(directory: Path, known: KnownSchema, log_id: str) -> Manifest:
+    """Make a dataset that others wrote beside a log, before it was sealed, the log's as well.
+
+    Their shards stay listed and are no part of the log.
+
+    Raises
+    ------
+    SchemaMismatchError
+        They have other columns than the log.
+    """
+    with locked(directory):
+        manifest = _claimed(directory, read_manifest(directory), known, log_id)
+        write_manifest(directory, manifest)
+    return manifest
+
+
+def _claimed(directory: Path, current: Manifest, known: KnownSchema, log_id: str) -> Manifest:
+    if current.known.ragged != known.ragged:
+        raise SchemaMismatchError(
+            "somebody wrote a dataset with other columns beside the log", code="RF-S010",
+            where=Where(file=str(directory / MANIFEST_NAME)),
+            expected=list(known.ragged.columns), got=list(current.known.ragged.columns),
+            remedy="move manifest.json and its shards to another directory",
+        )  # fmt: skip
+    lineage = {**current.lineage, LINEAGE_KEY: {"id": log_id, "next": 0, "shards": {}}}
+    return Manifest(current.known, current.shards, current.generation + 1, lineage)
 
 
 def remove_left_over(directory: Path, log_id: str, grace_s: float) -> list[str]:

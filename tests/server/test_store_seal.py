@@ -8,7 +8,7 @@ import pytest
 from support.store_kit import ROOM, everything, ids_of, request, samples, stored_ids
 
 import ragged_format as rf
-from ragged_format.errors import BrokenShardError, RaggedError
+from ragged_format.errors import BrokenShardError, RaggedError, SchemaMismatchError
 from ragged_format.manifest import read_manifest, write_manifest
 from ragged_format.testing import assert_ragged_equal
 from ragged_server.errors import (
@@ -375,3 +375,54 @@ def test_batches_are_cut_to_rows_and_bytes():
     assert len(by_bytes) <= 20
     for parts in (by_rows, by_bytes):
         assert_ragged_equal(rf.concat(parts), batch)
+
+
+def write_beside(directory, batch):
+    with rf.Writer(directory, batch.schema, mode="append") as writer:
+        writer.write(batch)
+
+
+@pytest.mark.parametrize("restart", ["before sealing", "after sealing"])
+def test_a_dataset_that_others_wrote_beside_a_young_log_is_kept(tmp_path, restart):
+    """Before the first segment is sealed there is no manifest that says whose directory it is."""
+    foreign = samples(3, prefix="foreign-")
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 1)
+        write_beside(tmp_path, foreign)
+        if restart == "after sealing":
+            fill(store, 1, start=1)
+            sealed(store, 1)
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 3)
+        sealed(store, 1)
+        ids = stored_ids(store)
+        assert len(ids) == len(set(ids)) == 12
+        settled(store, lambda: store.status().upkeep_failure is None)
+        more = samples(2, prefix="more-")
+        write_beside(tmp_path, more)
+        fill(store, 2, start=3)
+        sealed(store, 2)
+        in_log = stored_ids(store)
+    listed = ids_of(rf.Dataset(tmp_path).batches())
+    assert {name for name in listed if name.startswith(("foreign-", "more-"))} == {
+        *ids_of([foreign]), *ids_of([more])
+    }  # fmt: skip
+    assert [name for name in listed if name.startswith("g")] == in_log[: len(listed) - 5]
+    assert len(in_log) == 20
+
+
+def test_a_dataset_of_other_columns_beside_a_young_log_is_refused(tmp_path):
+    other = rf.sample_schema(vocab_size=7, columns=[])
+    row = {"sample_id": "a", "input_ids": [1], "completion_mask": [0]}
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 1)
+        write_beside(tmp_path, pa.RecordBatch.from_pylist([row], schema=other))
+        fill(store, 1, start=1)
+        settled(store, lambda: "other columns" in (store.status().upkeep_failure or ""))
+        assert len(stored_ids(store)) == 8
+    with pytest.raises(SchemaMismatchError, match="other columns beside the log"):
+        Store(tmp_path, SMALL).open()
+    (tmp_path / "manifest.json").unlink()
+    with Store(tmp_path, SMALL) as store:
+        sealed(store, 1)
+        assert len(stored_ids(store)) == 8
