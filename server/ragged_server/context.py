@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragged_server.auth import Keys, load_keys
+from ragged_server.decoders import Decoders
 from ragged_server.http_errors import NotReadyError
 from ragged_server.limits import Budget
 from ragged_server.metrics import Metrics
@@ -113,7 +114,7 @@ class Context:
         self.budget = Budget(settings.max_in_flight_bytes)
         self.metrics = Metrics()
         self.wakeups = Wakeups()
-        self.pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
+        self.decoders = Decoders(settings)
         # Reads may block on the disk, so that they have threads of their own.
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="read")
         self.started_s = time.time()
@@ -178,7 +179,7 @@ class Context:
             self._unsubscribe()
         if self._store is not None:
             await loop.run_in_executor(self.readers, self._store.close)
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.decoders.close()
         self.readers.shutdown(wait=False, cancel_futures=True)
 
     def why_not_ready(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,19 +20,21 @@ from ragged_format.errors import (
     Where,
 )
 from ragged_format.streams import StreamReader
-from ragged_format.validate import validate
+from ragged_format.validate import validate, validate_batch
 from ragged_server.http_errors import BadRequestError, TooLargeError
 from ragged_server.limits import ContentLimits, Reservation, too_large
 
 if TYPE_CHECKING:
     from ragged_server.settings import ServerSettings
 
-__all__ = ["Body", "Decoded", "decode"]
+__all__ = ["Body", "Decoded", "decode", "decode_together"]
 
 Form: TypeAlias = Literal["arrow", "json", "ndjson"]
 
 # Window that a zstd frame may ask for: what level 19 needs; --long frames are refused.
 _MAX_WINDOW = 8 << 20
+# Most memory of batches that are validated together.
+_TOGETHER_BYTES = 4 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -145,7 +147,64 @@ class _Decompressed:
         return bytes(out[: self.readinto(out)])
 
 
-def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> Decoded:
+def decode_together(
+    bodies: Sequence[tuple[Body, Reservation]], settings: ServerSettings
+) -> list[Decoded | BaseException]:
+    """Decode small Arrow bodies, not compressed, and validate them as if they were one.
+
+    Parameters
+    ----------
+    bodies : sequence of (Body, Reservation)
+    settings : ServerSettings
+
+    Returns
+    -------
+    list of Decoded or exception
+        What :func:`decode` returns or raises for each of them.
+    """
+    out: list[Decoded | BaseException] = []
+    for body, reservation in bodies:
+        try:
+            out.append(_arrow(body, settings, reservation, validated=False))
+        except BaseException as err:  # noqa: BLE001  each has its own
+            out.append(err)
+    sound = [one for one in out if isinstance(one, Decoded)]
+    for schema in {id(one.schema): one.schema for one in sound}.values():
+        batches = [batch for one in sound if one.schema is schema for batch in one.batches]
+        if not _are_valid(batches, schema, settings):
+            for at, ((body, reservation), one) in enumerate(zip(bodies, out, strict=True)):
+                if isinstance(one, Decoded) and one.schema is schema:
+                    try:
+                        out[at] = _arrow(body, settings, reservation)
+                    except BaseException as err:  # noqa: BLE001  each has its own
+                        out[at] = err
+    return out
+
+
+def _are_valid(
+    batches: Sequence[pa.RecordBatch], schema: pa.Schema, settings: ServerSettings
+) -> bool:
+    """Return whether batches are valid and within the limits of one request, all together.
+
+    Every rule holds for records by themselves, but that of ids: it is stricter here.
+    """
+    if not batches:
+        return True
+    if sum(batch.get_total_buffer_size() for batch in batches) > _TOGETHER_BYTES:
+        return False  # buffers were compressed: they are not copied on top
+    ragged = _ragged(schema)
+    try:
+        together = pa.concat_batches(batches)
+        validate_batch(together, ragged, "full", Where())
+        ContentLimits(settings).add(together, ragged)
+    except (RaggedError, pa.ArrowException):
+        return False
+    return True
+
+
+def _arrow(
+    body: Body, settings: ServerSettings, reservation: Reservation, *, validated: bool = True
+) -> Decoded:
     limit = settings.max_decoded_bytes
     if body.is_compressed:
         if not body.data:
@@ -160,15 +219,17 @@ def _arrow(body: Body, settings: ServerSettings, reservation: Reservation) -> De
             )  # fmt: skip
         source = pa.py_buffer(body.data)
     limits = ContentLimits(settings)
+    level: Literal["full", "off"] = "full" if validated else "off"
     batches, messages = [], []
     decoded = 0
     try:
-        reader = StreamReader(source, validate="full", max_message_bytes=limit)
+        reader = StreamReader(source, validate=level, max_message_bytes=limit)
         for batch in reader:
-            decoded += batch.nbytes
+            decoded += batch.get_total_buffer_size()
             if decoded > limit:
                 raise too_large("the body, in memory,", "max_decoded_bytes", limit, decoded)
-            limits.add(batch, reader.ragged_schema)
+            if validated:
+                limits.add(batch, reader.ragged_schema)
             batches.append(batch)
             messages.append(reader.message)
     except LimitExceededError as err:

@@ -7,7 +7,6 @@ runs in threads: decoding, validation, digests; the event loop moves bytes only.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.adapters.registry import JSON_SUFFIXES, all_adapters
@@ -20,9 +19,9 @@ from ragged_server.body import (
     read_body,
     reserve_body,
 )
-from ragged_server.decode import Body, Form, decode
+from ragged_server.decode import Body, Form
+from ragged_server.decoders import Job
 from ragged_server.http_errors import BadRequestError, UnsupportedMediaError
-from ragged_server.prepare import prepare
 from ragged_server.respond import Parameters, parameters_of, send_json
 
 if TYPE_CHECKING:
@@ -84,8 +83,9 @@ class Ingest:
                 context.metrics.sizes.observe(len(data))
                 body = Body(data, form, is_compressed, source, options)
                 del data
-                job = _Job(context, store, body, reservation, key, idempotency_key)
-                appended, report = await job.run()
+                appended, report = await _stored(
+                    context, store, body, reservation, key, idempotency_key
+                )
             finally:
                 context.ingesting -= 1
         await _answer(send, appended, report)
@@ -130,57 +130,35 @@ class Ingest:
         return source, options
 
 
-class _Job:
-    """Decodes in a thread, hands over to the store, and reports to the event loop once."""
+async def _stored(
+    context: Context,
+    store: Any,
+    body: Body,
+    reservation: Reservation,
+    key: Key | None,
+    idempotency_key: str | None,
+) -> tuple[Appended, dict[str, Any] | None]:
+    """Return what became of a body when it is durable; decoders and store tell once."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Appended, dict[str, Any] | None]] = loop.create_future()
 
-    def __init__(
-        self,
-        context: Context,
-        store: Any,
-        body: Body,
-        reservation: Reservation,
-        key: Key | None,
-        idempotency_key: str | None,
+    def tell(
+        appended: Appended | None, error: BaseException | None, report: dict[str, Any] | None
     ) -> None:
-        self._context = context
-        self._store = store
-        self._body: Body | None = body
-        self._reservation = reservation
-        self._account = None if key is None else key.name
-        self._idempotency_key = idempotency_key
-        self._report: dict[str, Any] | None = None
-        self._done: Future[Appended] = Future()
+        if done.cancelled():
+            return  # there is nobody to answer; what was stored stays
+        if error is not None:
+            done.set_exception(error)
+        elif appended is not None:
+            done.set_result((appended, report))
 
-    async def run(self) -> tuple[Appended, dict[str, Any] | None]:
-        self._context.pool.submit(self._work)
-        # A request that is cancelled does not cancel what is being stored.
-        return await asyncio.shield(asyncio.wrap_future(self._done)), self._report
+    def on_stored(*outcome: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, *outcome)
 
-    def _work(self) -> None:
-        try:
-            pending = self._store.append(self._request())
-        except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
-            self._done.set_exception(err)
-            return
-        pending.add_done_callback(self._finish)
-
-    def _request(self) -> Any:
-        body, self._body = self._body, None
-        context, store = self._context, self._store
-        assert body is not None  # noqa: S101  for the type checker: set once, used once
-        decoded = decode(body, context.settings, self._reservation, lambda: store.schema)
-        self._report = decoded.report
-        return prepare(
-            decoded.schema, decoded.batches, messages=decoded.messages, log_schema=store.schema,
-            account=self._account, idempotency_key=self._idempotency_key,
-        )  # fmt: skip
-
-    def _finish(self, pending: Future[Appended]) -> None:
-        error = pending.exception()
-        if error is None:
-            self._done.set_result(pending.result())
-        else:
-            self._done.set_exception(error)
+    account = None if key is None else key.name
+    context.decoders.submit(Job(body, reservation, store, account, idempotency_key, on_stored))
+    return await done
 
 
 async def _answer(send: Send, appended: Appended, report: dict[str, Any] | None) -> None:

@@ -1,0 +1,170 @@
+"""Threads that make requests of bodies, and validate the small ones among them together.
+
+Validation works on whole columns: what it costs is for a small request mostly the number of its
+steps, not their size. When requests wait, a thread takes several and validates them as one.
+If anything is wrong with any of them, each is validated by itself, and has its own error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ragged_server.decode import Body, Decoded, decode, decode_together
+from ragged_server.prepare import prepare
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ragged_server.context import AnyStore
+    from ragged_server.limits import Reservation
+    from ragged_server.records import Appended
+    from ragged_server.settings import ServerSettings
+
+__all__ = ["Decoders", "Job"]
+
+# Bodies that are validated together: so many at most, each and all together at most so large.
+TOGETHER = 16
+SMALL_BYTES = 256 << 10
+TOGETHER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request on its way from its body to the store.
+
+    Attributes
+    ----------
+    body : Body
+    reservation : Reservation
+        Of the memory that it takes.
+    store : Store
+    account, idempotency_key : str, optional
+        See :class:`ragged_server.records.AppendRequest`.
+    on_stored : callable
+        Called once, from any thread, with the store's answer, None or the error, and the report of
+        a conversion or None.
+    """
+
+    body: Body
+    reservation: Reservation
+    store: AnyStore
+    account: str | None
+    idempotency_key: str | None
+    on_stored: Callable[[Appended | None, BaseException | None, dict[str, Any] | None], None]
+
+
+class Decoders:
+    """The threads.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._threads = [
+            threading.Thread(target=self._run, name=f"decode_{number}", daemon=True)
+            for number in range(settings.decode_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let the threads end; what waits is dropped."""
+        with self._changed:
+            self._is_open = False
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._is_open and not self._waiting:
+                    self._changed.wait()
+                if not self._is_open:
+                    return
+                jobs = self._take()
+            refused = self._work(jobs)
+            # Bodies must not stay until the next job, nor longer than their reservation.
+            del jobs
+            while refused:
+                refused.pop()()
+
+    def _take(self) -> list[Job]:
+        jobs = [self._waiting.popleft()]
+        size = len(jobs[0].body.data)
+        if not _is_small(jobs[0]):
+            return jobs
+        # Its part only: other threads may be idle.
+        most = min(TOGETHER, 1 + len(self._waiting) // len(self._threads))
+        while self._waiting and len(jobs) < most and _is_small(self._waiting[0]):
+            size += len(self._waiting[0].body.data)
+            if size > TOGETHER_BYTES:
+                break
+            jobs.append(self._waiting.popleft())
+        return jobs
+
+    def _work(self, jobs: Sequence[Job]) -> list[Callable[[], None]]:
+        """Hand requests over to the store; return what tells of those that are refused."""
+        refused: list[Callable[[], None]] = []
+        for job, found in zip(jobs, self._decode(jobs), strict=True):
+            if isinstance(found, BaseException):
+                refused.append(partial(job.on_stored, None, found, None))
+                continue
+            try:
+                pending = job.store.append(_request(job, found))
+            except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
+                refused.append(partial(job.on_stored, None, err, None))
+                continue
+            pending.add_done_callback(_Finish(job, found.report))
+        return refused
+
+    def _decode(self, jobs: Sequence[Job]) -> Sequence[Decoded | BaseException]:
+        if len(jobs) > 1:
+            pairs = [(job.body, job.reservation) for job in jobs]
+            return decode_together(pairs, self._settings)
+        job = jobs[0]
+        try:
+            return [decode(job.body, self._settings, job.reservation, lambda: job.store.schema)]
+        except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
+            return [err]
+
+
+class _Finish:
+    """Passes on what became of an append."""
+
+    def __init__(self, job: Job, report: dict[str, Any] | None) -> None:
+        self._on_stored = job.on_stored
+        self._report = report
+
+    def __call__(self, pending: Future[Appended]) -> None:
+        error = pending.exception()
+        appended = None if error is not None else pending.result()
+        self._on_stored(appended, error, self._report)
+
+
+def _is_small(job: Job) -> bool:
+    body = job.body
+    return body.form == "arrow" and not body.is_compressed and len(body.data) <= SMALL_BYTES
+
+
+def _request(job: Job, decoded: Decoded) -> Any:
+    return prepare(
+        decoded.schema, decoded.batches, messages=decoded.messages, log_schema=job.store.schema,
+        account=job.account, idempotency_key=job.idempotency_key,
+    )  # fmt: skip

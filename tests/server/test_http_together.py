@@ -1,0 +1,114 @@
+"""Small requests that wait are validated as one, and each has its own answer all the same."""
+
+import threading
+
+import pytest
+from support.http_server import SCHEMA, batch, settings, stream
+from support.memory_store import MemoryStore
+
+import ragged_format as rf
+from ragged_format.errors import InvariantError, RaggedError
+from ragged_server.decode import Body, Decoded, decode, decode_together
+from ragged_server.decoders import Decoders, Job
+from ragged_server.limits import Budget
+
+OTHER = rf.sample_schema(vocab_size=100, columns=["reward"])
+
+
+def bodies():
+    """Return streams of all kinds: good and bad, of two schemas, empty, several batches."""
+    bad_id = batch("c").to_pylist()
+    bad_id[0]["input_ids"] = [7, 100, 7]
+    rows = [{"sample_id": "o", "input_ids": [1, 2], "completion_mask": [0, 1]}]
+    pa_batch = type(batch("x")).from_pylist
+    damaged = bytearray(stream(batch("d")))
+    damaged[len(damaged) // 2] ^= 1
+    return {
+        "one": stream(batch("a")),
+        "several batches": stream(batch("b1"), batch("b2", "b3")),
+        "invalid": stream(pa_batch(bad_id, schema=SCHEMA)),
+        "an empty id": stream(batch("")),
+        "other schema": stream(pa_batch(rows, schema=OTHER)),
+        "the same id": stream(batch("a")),
+        "damaged": bytes(damaged),
+        "cut": stream(batch("e"))[:-8],
+        "no records": stream(schema=SCHEMA),
+        "no bytes": b"",
+        "large": stream(batch("f", tokens=5000)),
+    }
+
+
+def outcome(found):
+    if isinstance(found, BaseException):
+        return type(found), str(found)
+    return (
+        found.schema,
+        [b.to_pylist() for b in found.batches],
+        [m.to_pybytes() for m in found.messages],
+    )
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_record_tokens": 100}], ids=["free", "limited"])
+def test_each_request_has_the_answer_that_it_has_alone(tmp_path, limits):
+    options = settings(tmp_path, **limits)
+    budget = Budget(1 << 30)
+    made = bodies()
+    alone, pairs = [], []
+    for data in made.values():
+        body = Body(bytearray(data), "arrow")
+        pairs.append((body, budget.reserve(len(data))))
+        try:
+            alone.append(decode(body, options, budget.reserve(len(data)), lambda: None))
+        except RaggedError as err:
+            alone.append(err)
+    together = decode_together(pairs, options)
+    assert [outcome(found) for found in together] == [outcome(found) for found in alone]
+    refused = [name for name, found in zip(made, together, strict=True)
+               if isinstance(found, RaggedError)]  # fmt: skip
+    expected = ["invalid", "an empty id", "damaged", "cut", "no bytes"]
+    assert refused == ([*expected, "large"] if limits else expected)
+    good = decode_together([pairs[0], pairs[1]], options)
+    assert all(isinstance(found, Decoded) for found in good)
+
+
+def test_jobs_that_wait_are_taken_together_and_told_one_by_one(tmp_path, monkeypatch):
+    sizes, told, all_told = [], {}, threading.Event()
+    entered, go = threading.Event(), threading.Event()
+
+    def counted(pairs, options):
+        sizes.append(len(pairs))
+        return decode_together(pairs, options)
+
+    def held(*arguments):
+        entered.set()
+        assert go.wait(30)
+        return decode(*arguments)
+
+    monkeypatch.setattr("ragged_server.decoders.decode_together", counted)
+    monkeypatch.setattr("ragged_server.decoders.decode", held)
+    decoders = Decoders(settings(tmp_path, decode_threads=1))
+    budget, store = Budget(1 << 30), MemoryStore()
+    made = {"first": stream(batch("first")), **bodies()}
+
+    def job(name, data):
+        def on_stored(appended, error, report):
+            told[name] = error if appended is None else appended
+            if len(told) == len(made):
+                all_told.set()
+
+        body = Body(bytearray(data), "arrow")
+        return Job(body, budget.reserve(len(data)), store, None, None, on_stored)
+
+    first, *rest = made.items()
+    decoders.submit(job(*first))
+    assert entered.wait(30)
+    for name, data in rest:
+        decoders.submit(job(name, data))
+    go.set()
+    assert all_told.wait(30)
+    decoders.close()
+    assert sizes == [11]
+    assert told["first"].stored == told["one"].stored == 1
+    assert told["several batches"].stored == 3
+    assert isinstance(told["invalid"], InvariantError)
+    assert (told["the same id"].stored, told["the same id"].duplicates) == (0, 1)
