@@ -1,16 +1,21 @@
 """The Ray engine: the bytes of the local engine, whatever the blocks, and whatever dies."""
 
+import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from support.jobs import DiesOnce, Failing, bytes_of, write_rollouts
 
 import ragged_format as rf
+import ragged_pipeline as rp
 from ragged_format.errors import WorkerError
 from ragged_pipeline.jobs.merge import Merge
 from ragged_pipeline.ray_engine import ray_engine
@@ -58,6 +63,59 @@ def test_ray_makes_the_bytes_of_the_local_engine(source, expected, tmp_path, tas
         Merge(shard_bytes=SHARD), source[0], tmp_path / "out", engine="ray-blocks", workers=2
     )
     assert result.resumed == 0
+    assert bytes_of(tmp_path / "out") == expected
+
+
+JOBS = {
+    "filter": lambda source, out, **on: rp.filter_dataset(source, out, "token_length > 60", **on),
+    "advantages": lambda source, out, **on: rp.advantages(source, out, null_reward="skip", **on),
+    "dedupe": lambda source, out, **on: rp.dedupe(source, out, by="prompt", **on),
+    "split": lambda source, out, **on: rp.split(source, out, {"a": 0.7, "b": 0.3}, **on),
+    "sort": lambda source, out, **on: rp.merge(
+        [source], out, sort_by="reward", shard_bytes=SHARD, **on
+    ),
+    "shuffle": lambda source, out, **on: rp.shuffle(source, out, shard_bytes=SHARD, **on),
+    "pack": lambda source, out, **on: rp.pack_dataset(
+        source, out, token_budget=3000, ranks=2, shard_bytes=SHARD, **on
+    ),
+    "compact": lambda source, out, **on: rp.compact(source, out, shard_bytes=SHARD, **on),
+}
+
+
+def files_of(folder):
+    """Digest of every file below a folder, by its path."""
+    folders = sorted({path.parent for path in folder.rglob("manifest.json")})
+    return {str(inner.relative_to(folder)): bytes_of(inner) for inner in folders}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_makes_the_same_bytes(source, tmp_path, job):
+    for engine in ("local", "ray"):
+        JOBS[job](source[0], tmp_path / engine, engine=engine, workers=1)
+    made = files_of(tmp_path / "ray")
+    assert made
+    assert made == files_of(tmp_path / "local")
+
+
+def test_a_conversion_makes_the_same_bytes(tmp_path):
+    shipped = resources.files("ragged_format") / "demo_data" / "rollouts.jsonl.gz"
+    source = tmp_path / "rollouts.jsonl"
+    source.write_bytes(gzip.decompress(shipped.read_bytes()))
+    for engine in ("local", "ray"):
+        rp.convert(
+            source, tmp_path / engine, adapter="vllm", options={"vocab_size": 49152},
+            task_bytes=source.stat().st_size // 3, engine=engine, workers=1,
+        )  # fmt: skip
+    assert rf.Dataset(tmp_path / "ray").num_rows > 0
+    assert bytes_of(tmp_path / "ray") == bytes_of(tmp_path / "local")
+
+
+def test_the_command_line_runs_jobs_on_ray(source, expected, tmp_path):
+    # A process of its own, which starts Ray itself.
+    argv = ["merge", str(source[0]), str(tmp_path / "out"), "--engine", "ray", "--workers", "2",
+            "--shard-bytes", str(SHARD)]  # fmt: skip
+    code = f"import sys; from ragged_format.cli import main; sys.argv[1:] = {argv!r}; main()"
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert bytes_of(tmp_path / "out") == expected
 
 
