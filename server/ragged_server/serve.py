@@ -17,6 +17,7 @@ import uvicorn
 
 from ragged_format.errors import Where
 from ragged_server.app import create_app
+from ragged_server.descriptors import within_descriptors
 from ragged_server.http_errors import SettingsError
 from ragged_server.logs import log
 from ragged_server.protocol import protocol_class
@@ -175,7 +176,7 @@ def run(
     on_server : callable
         Called with the server before it runs.
     """
-    server = make_server(settings, open_store, server_class)
+    server = make_server(within_descriptors(settings), open_store, server_class)
     on_server(server)
     # What exists by now stays: the collector need not look at it again and again.
     gc.collect()

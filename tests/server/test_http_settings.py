@@ -1,3 +1,4 @@
+import resource
 import tomllib
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from typer.testing import CliRunner
 
 from ragged_format.cli import app
 from ragged_server.cli_serve import option_of
+from ragged_server.descriptors import within_descriptors
 from ragged_server.http_errors import SettingsError
 from ragged_server.settings import ServerSettings, as_toml, load_settings
 
@@ -122,3 +124,24 @@ def test_the_command_fails_with_what_is_wrong(tmp_path):
     done = CliRunner().invoke(app, ["serve", str(tmp_path), "--host", "0.0.0.0"])
     assert done.exit_code == 1
     assert "RF-H016" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "connections"),
+    [
+        ((1024, 1 << 20), (4352, 1 << 20), 4096),
+        ((1024, 2000), (2000, 2000), 1744),
+        ((100, 100), (100, 100), 1),
+        ((1 << 20, 1 << 20), (1 << 20, 1 << 20), 4096),
+        ((-1, -1), (-1, -1), 4096),
+        ((1024, -1), (4352, -1), 4096),
+    ],
+)
+def test_connections_leave_files_for_the_store(monkeypatch, limits, raised, connections):
+    """1,024 files are the usual limit: idle connections must not keep segments from being made."""
+    assert resource.RLIM_INFINITY == -1
+    now = [limits]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: now.__setitem__(0, both))
+    found = within_descriptors(load_settings(Path("live")))
+    assert (now[0], found.max_connections) == (raised, connections)
