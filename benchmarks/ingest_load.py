@@ -27,6 +27,7 @@ import ragged_format as rf
 from ragged_format.ragged import take
 
 __all__ = [
+    "Connection",
     "body_of",
     "http_done",
     "http_request",
@@ -120,6 +121,39 @@ class _Client(asyncio.Protocol):
         if done:
             self.latencies.append(time.perf_counter() - self._begin)
             self.start()
+
+
+class Connection(asyncio.Protocol):
+    """One connection that is asked one thing after the other."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport: Any = transport
+        self._answer = bytearray()
+        self._done: asyncio.Future[None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits."""
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(exc or ConnectionError("the server closed a connection"))
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request and return when it is acknowledged."""
+        self._answer = bytearray()
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        await self._done
+
+    def data_received(self, data: bytes) -> None:
+        """Resolve the request when its answer is whole."""
+        self._answer += data
+        if self._done is None or self._done.done():
+            return
+        try:
+            if http_done(self._answer):
+                self._done.set_result(None)
+        except RuntimeError as err:
+            self._done.set_exception(err)
 
 
 def _same(client: _Client) -> _Client:
