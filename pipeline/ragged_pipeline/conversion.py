@@ -6,15 +6,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ragged_format.adapters import registry
 from ragged_format.adapters.conversion import detect, parse_record
 from ragged_format.dataset import Dataset
-from ragged_format.errors import DatasetNotFoundError, JobError
+from ragged_format.errors import ConversionError, DatasetNotFoundError, JobError
 from ragged_format.local_files import local_path, scheme_of
 from ragged_format.record_files import STDIN
+from ragged_format.storage import is_remote
 from ragged_pipeline.foreign import find_foreign, first_record, spooled
 from ragged_pipeline.jobs.convert import TASK_BYTES, Convert, schema_text
 from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, run
@@ -162,6 +164,14 @@ def detect_adapter(places: Sequence[str]) -> str:
     ConversionError
         None does, or more than one (``RF-A001``).
     """
+    if is_remote(places[0]):
+        from ragged_pipeline.stores.copies import local_copy
+
+        try:
+            return detect_adapter([os.fspath(local_copy(places[0]))])
+        except ConversionError as err:
+            err.where = replace(err.where, file=places[0])  # the copy's name says nothing
+            raise
     if places[0] != STDIN and Path(places[0]).exists():
         record = first_record(find_foreign(registry.Reader(to_samples=_none), places[:1]))
         found = [] if record is None else registry.recognize(parse_record(record))

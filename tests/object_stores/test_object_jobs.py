@@ -105,6 +105,24 @@ def test_dumps_in_a_store_are_converted(s3, environment, tmp_path):
     assert "RF-C008" in done.stderr
 
 
+@pytest.mark.parametrize("place", ["dumps", "dumps/a.jsonl.gz"])
+def test_the_form_of_a_dump_in_a_store_is_recognized(s3, environment, tmp_path, place):
+    lines = gzip.decompress((DATA / "rollouts.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    s3.put("dumps/a.jsonl.gz", gzip.compress(b"".join(lines[:14])))
+    words = ["convert", "--vocab-size", "49152", "--json"]
+    done = ragged(*words, f"s3://rollouts/{place}", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["records"] > 0
+
+
+def test_a_dump_in_a_store_that_nobody_recognizes_is_named_by_its_url(s3, environment, tmp_path):
+    s3.put("dumps/a.jsonl", b'{"unknown": 1}')
+    done = ragged("convert", "--vocab-size", "10", "s3://rollouts/dumps", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "RF-A001" in done.stderr
+    assert "file 's3://rollouts/dumps'" in done.stderr
+
+
 COPY = """
 import sys
 from ragged_pipeline.stores.copies import local_copy
