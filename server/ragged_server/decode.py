@@ -225,6 +225,10 @@ def _arrow(
     try:
         reader = StreamReader(source, validate=level, max_message_bytes=limit)
         for batch in reader:
+            # A batch costs time and memory even without records.
+            if len(batches) == settings.max_request_batches:
+                name, most = "max_request_batches", settings.max_request_batches
+                raise too_large("the number of batches", name, most, f"> {most}")
             decoded += batch.get_total_buffer_size()
             if decoded > limit:
                 raise too_large("the body, in memory,", "max_decoded_bytes", limit, decoded)

@@ -149,6 +149,9 @@ class ServerSettings(BaseSettings):
         ByteSize(512 * MI), description="Bodies that are held at one time, all together."
     )
     max_request_records: Count = Field(1 << 16, description="Most records of one request.")
+    max_request_batches: Count = Field(
+        1 << 12, description="Most batches of one request, those without records included."
+    )
     max_request_tokens: Count = Field(1 << 24, description="Most tokens of one request.")
     max_record_tokens: Count = Field(1 << 22, description="Most tokens of one record.")
     max_set_width: Count = Field(1 << 20, description="Most elements of one candidate set or head.")

@@ -24,6 +24,8 @@ def problem(answer):
         ("max_request_bytes", 1000, stream(batch("a"))),
         ("max_request_records", 2, stream(batch("a", "b", "c"))),
         ("max_request_records", 2, stream(batch("a", "b"), batch("c"))),
+        ("max_request_batches", 2, stream(batch("a"), batch("b"), batch("c"))),
+        ("max_request_batches", 2, stream(batch("a"), batch(), batch())),
         ("max_request_tokens", 8, stream(batch("a", "b", "c"))),
         ("max_request_tokens", 5, stream(batch("a"), batch("b"))),
         ("max_record_tokens", 5, stream(batch("a"), batch("b", tokens=6))),
@@ -45,7 +47,8 @@ def test_every_limit_is_named_with_its_value(tmp_path, option, value, body):
 def test_what_is_just_within_the_limits_is_taken(tmp_path):
     body = stream(batch("a", "b"), batch("c"))
     options = {
-        "max_request_bytes": len(body), "max_request_records": 3, "max_request_tokens": 9,
+        "max_request_bytes": len(body), "max_request_records": 3,
+        "max_request_batches": 2, "max_request_tokens": 9,
         "max_record_tokens": 3, "max_set_width": 2,
     }  # fmt: skip
     with client(tmp_path, **options) as c:
