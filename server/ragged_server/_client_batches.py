@@ -56,7 +56,7 @@ def opened_batches(source: Any) -> Batches:
     if isinstance(source, pa.Table):
         return Batches(source.to_batches(), joins=True)
     if isinstance(source, list | tuple):
-        return Batches(source, joins=True)
+        return Batches(list(_batches_only(source)), joins=True)
     if isinstance(source, str | os.PathLike) or hasattr(source, "read"):
         source = open_source(source)
     if isinstance(source, Source):
@@ -64,11 +64,21 @@ def opened_batches(source: Any) -> Batches:
     if hasattr(source, "__arrow_c_stream__"):
         return Batches(pa.RecordBatchReader.from_stream(source), joins=True)
     if isinstance(source, Iterable):
-        return Batches(source, joins=False)
+        return Batches(_batches_only(source), joins=False)
     raise SchemaMismatchError(
         "this cannot be pushed", expected="batches, or what rf.open_source opens",
         got=type(source).__name__,
     )  # fmt: skip
+
+
+def _batches_only(items: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    for item in items:
+        if not isinstance(item, pa.RecordBatch):
+            raise SchemaMismatchError(
+                "this cannot be pushed", expected="record batches in the iterable",
+                got=type(item).__name__, remedy="push datasets, files and streams one by one",
+            )  # fmt: skip
+        yield item
 
 
 def record_bytes(batch: pa.RecordBatch) -> Int64:

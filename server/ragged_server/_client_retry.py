@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +27,10 @@ __all__ = ["Retries", "problem_error", "request"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("ragged_server.client")
+
+# A pause that is not worth a word: a server that is started anew, a connection that was cut.
+_QUIET_S = 2.0
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _CLASSES: dict[str, type[RaggedError]] = {
     name: error
@@ -41,7 +47,8 @@ class Retries:
     That is the case after 429, 502, 503 and 504, and after a connection that failed or was cut:
     sample ids make it harmless that the first one may have arrived. The pause doubles from
     `first_s` to `most_s`, less a random part of up to a half; ``Retry-After`` makes it longer, up
-    to `most_retry_after_s`.
+    to `most_retry_after_s`. A server that stays out of reach for more than two seconds is a
+    warning of the logger ``ragged_server.client``.
 
     Attributes
     ----------
@@ -88,9 +95,10 @@ async def request(
     RaggedError
         The server refused the request: the class belongs to the problem's code.
     UnreachableError
-        No answer came in time (``RF-H201``).
+        No answer came in time, or the server's certificate is none that is trusted
+        (``RF-H201``).
     """
-    since, attempt = clock(), 0
+    since, attempt, is_told = clock(), 0, False
     while True:
         retry_after_s, error = None, None
         try:
@@ -104,11 +112,18 @@ async def request(
         except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as err:
             raise _unreachable(call, str(err), attempt) from err
         except (httpx2.TransportError, TruncatedError) as err:
+            if (untrusted := _untrusted(err)) is not None:
+                raise _unverified(call, untrusted) from err
             error = _unreachable(call, str(err) or type(err).__name__, attempt)
             error.__cause__ = err
         pause_s = retries.pause_s(attempt, retry_after_s, random.random())  # noqa: S311
         if clock() - since + pause_s > retries.for_s:
             raise error
+        if not is_told and isinstance(error, UnreachableError) and clock() - since >= _QUIET_S:
+            is_told = True
+            _log.warning(
+                "%s: %s; trying again for %.0f s in all", call.url, error.got, retries.for_s
+            )
         attempt += 1
         on_retry()
         await io.sleep(pause_s)
@@ -119,6 +134,23 @@ def _unreachable(call: Call, got: str, attempt: int) -> UnreachableError:
         "the server cannot be reached", where=Where(file=call.url), expected="an answer",
         got=f"{got} (attempt {attempt + 1})",
         remedy="check the URL and that the server runs; records that were sent may be sent again",
+    )  # fmt: skip
+
+
+def _untrusted(error: BaseException) -> ssl.SSLCertVerificationError | None:
+    """Return the refusal of a certificate behind an error: no later attempt mends it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _unverified(call: Call, error: ssl.SSLCertVerificationError) -> UnreachableError:
+    return UnreachableError(
+        "the server's certificate is not trusted", where=Where(file=call.url),
+        expected="a certificate of a known authority, for this name",
+        got=error.verify_message or str(error),
+        remedy="name the authority's file: --ca-file FILE, or Client(verify=FILE)",
     )  # fmt: skip
 
 

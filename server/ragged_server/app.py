@@ -16,6 +16,7 @@ from starlette.responses import Response
 import ragged_format as rf
 from ragged_format.errors import RaggedError, Where
 from ragged_server.context import AnyStore, Context
+from ragged_server.errors import StoreBusyError
 from ragged_server.gate import REFUSED, REQUEST_ID, Gate
 from ragged_server.http_errors import (
     BadRequestError,
@@ -87,7 +88,11 @@ def create_app(
 async def _open(context: Context, on_failure: Callable[[BaseException], None] | None) -> None:
     await context.open()
     if context.failure is not None:
-        log.error("store_not_opened", exc_info=context.failure)
+        failure = context.failure
+        if isinstance(failure, StoreBusyError):  # says it all
+            log.error("store_not_opened", code=failure.code, error=str(failure))
+        else:
+            log.error("store_not_opened", exc_info=failure)
         if on_failure is not None:
             on_failure(context.failure)
         return

@@ -113,6 +113,12 @@ def test_nothing_to_push(server, push):
         push(7)
 
 
+@pytest.mark.parametrize("kind", [list, iter])
+def test_paths_in_a_list_are_refused(push, kind):
+    with pytest.raises(rf.SchemaMismatchError, match="one by one"):
+        push(kind(["samples"]))
+
+
 @pytest.mark.parametrize("name", ["max_records", "max_bytes", "in_flight"])
 def test_limits_are_checked(push, name):
     with pytest.raises(rf.LimitExceededError, match=name):
@@ -267,6 +273,19 @@ def test_nobody_answers(push):
     with pytest.raises(UnreachableError, match="RF-H201") as caught:
         push(three_batches()[0], url="http://127.0.0.1:9", retries=Retries(for_s=0))
     assert isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.parametrize(("quiet_s", "warnings"), [(0.0, 1), (60.0, 0)])
+def test_a_server_that_stays_away_is_a_warning(push, monkeypatch, caplog, quiet_s, warnings):
+    monkeypatch.setattr("ragged_server._client_retry._QUIET_S", quiet_s)
+    with pytest.raises(UnreachableError):
+        push(
+            three_batches()[0], url="http://127.0.0.1:9", in_flight=1,
+            retries=Retries(for_s=0.3, first_s=0.01),
+        )  # fmt: skip
+    told = [r for r in caplog.records if r.name == "ragged_server.client"]
+    assert len(told) == warnings
+    assert all("trying again" in record.getMessage() for record in told)
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "host:80", "http://", ""])

@@ -15,6 +15,7 @@ import pytest
 from support.http_server import ARROW, batch, stream, wait_until
 
 import ragged_format as rf
+from ragged_server.client import Client, UnreachableError
 
 
 class Process:
@@ -154,7 +155,9 @@ def test_the_second_signal_ends_at_once(tmp_path):
 def test_a_second_server_on_the_directory_says_so(tmp_path):
     with process(tmp_path / "live"), process(tmp_path / "live", ready=False) as second:
         assert second.wait() == 1
-        assert "RF-H112" in "".join(second.lines)
+        text = "".join(second.lines)
+        assert "RF-H112" in text
+        assert "frames" not in text  # of an exception: there is none to look into
 
 
 def test_a_port_that_is_taken_is_named(tmp_path):
@@ -211,6 +214,11 @@ def test_https(tmp_path, certificate):
             for body in (stream(batch("a")), stream(batch("b", tokens=50_000))):
                 answer = client.post("/v1/samples", content=body, headers=headers)
                 assert answer.status_code == 201
+        with Client(server.url, verify=str(certificate[0])) as trusting:
+            assert trusting.push(batch("c")).stored == 1
+        # At once, not after Retries.for_s: nothing that passes by itself.
+        with Client(server.url) as strict, pytest.raises(UnreachableError, match="not trusted"):
+            strict.push(batch("d"))
         assert status_of(server.url.replace("https", "http") + "/readyz") is None
 
 
