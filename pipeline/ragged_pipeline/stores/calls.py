@@ -23,6 +23,8 @@ class Conflict(Exception):  # noqa: N818 - an answer, not an error
 
 
 _pid: int | None = None
+# Where a machine of the cloud is asked for its credentials, when no others are there.
+_METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")
 
 
 @contextmanager
@@ -73,6 +75,14 @@ def called(name: str) -> Iterator[None]:
             "storage_options",
         ) from err  # fmt: skip
     except exceptions.BaseError as err:
+        if any(host in str(err) for host in _METADATA_HOSTS):
+            raise StorageError(
+                "there are no credentials for the store", where=Where(file=name),
+                expected="credentials in the environment, in storage_options or from the machine",
+                got=said(err),
+                remedy="set the store's environment variables (AWS_ACCESS_KEY_ID, ...) or pass "
+                "storage_options",
+            ) from err  # fmt: skip
         raise StorageError(
             "the store did not do what was asked", where=Where(file=name),
             expected="an answer that says so", got=said(err),
