@@ -42,9 +42,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> int:
     return choices.index(value)
 
 
-def check_size(name: str, value: object) -> None:
-    """Raise unless an argument is a positive integer."""
-    _check_integer(name, value, 1, None, f"{name} is a positive integer")
+# What an argument that counts something is below: such numbers become int64.
+_INT64_END = 1 << 63
+
+
+def check_size(name: str, value: object, below: int = _INT64_END) -> None:
+    """Raise unless an argument is a positive integer, and < `below`."""
+    _check_integer(name, value, 1, below, f"{name} is a positive integer")
 
 
 def check_integer(
@@ -66,7 +70,10 @@ def _check_integer(
         whole = True
     if whole and value >= least and (below is None or value < below):
         return
-    limits = f">= {least}" + ("" if below is None else f" and < {below}")
+    too_large = whole and below is not None and value >= below
+    limits = f">= {least}"
+    if below is not None and (too_large or below != _INT64_END):
+        limits += f" and < {below}"
     raise LimitExceededError(
         what, code=code, expected=f"an integer {limits}", got=repr(value),
         remedy=f"pass {name} {limits}",

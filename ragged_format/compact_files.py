@@ -7,7 +7,7 @@ says what it is:
 
 * ``ragged_format:version``, as everywhere;
 * ``ragged_format:required_features``: ``["compact"]``, so that readers of plain batches refuse it;
-* ``ragged_format:compact_version``: "1";
+* ``ragged_format:compact_version``: "2";
 * ``ragged_format:schema``: the Arrow schema message of the encoded data, in base64.
 
 Records are decoded a batch at a time: reading one costs decoding its batch.
@@ -16,6 +16,7 @@ Records are decoded a batch at a time: reading one costs decoding its batch.
 from __future__ import annotations
 
 import base64
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from ragged_format.arguments import check_choice
 from ragged_format.compact import COMPACT_VERSION, decode_batch, encode_batch, encoded_schema
-from ragged_format.decoding import Projection, Validation, conform
+from ragged_format.decoding import VALIDATIONS, Projection, Validation, conform
 from ragged_format.digest import digest
 from ragged_format.errors import (
     ChecksumError,
@@ -39,7 +41,7 @@ from ragged_format.errors import (
     Where,
 )
 from ragged_format.known_schemas import known_schema, read_schema_message
-from ragged_format.local_files import NewFile
+from ragged_format.local_files import NewFile, local_path
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
@@ -79,7 +81,8 @@ class CompactWriter:
     def __init__(
         self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
     ) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
+        check_choice("validate", validate, VALIDATIONS)
         self.trailer: Trailer | None = None
         self._known = known_schema(schema)
         self._validate: Validation = validate
@@ -173,7 +176,7 @@ class CompactReader:
         columns: Sequence[str] | None = None,
         verify: bool = True,
     ) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
         self._verify = verify
         self._columns = columns
         self._kept: dict[int, pa.RecordBatch] = {}
@@ -221,10 +224,15 @@ class CompactReader:
 
         The last few are kept, unless the caller keeps what it needs.
         """
-        if not 0 <= index < self.num_batches:
+        try:
+            known = 0 <= operator.index(index) < self.num_batches
+        except TypeError:
+            known = False
+        if not known:
             raise OutOfRangeError(
                 "there is no such batch", where=Where(file=str(self.path)),
-                expected=f"0 <= index < {self.num_batches}", got=index,
+                expected=f"0 <= index < {self.num_batches}", got=repr(index),
+                remedy="ask num_batches first",
             )  # fmt: skip
         batch = self._kept.get(index)
         if batch is None:
@@ -308,8 +316,9 @@ class CompactReader:
 
 def is_compact(path: str | os.PathLike[str]) -> bool:
     """Return whether an Arrow IPC file says that it is in the compact encoding."""
+    place = local_path(path)
     try:
-        metadata = _open(Path(path)).schema.metadata or {}
+        metadata = _open(place).schema.metadata or {}
     except RaggedError:
         return False
     return _VERSION_KEY in metadata

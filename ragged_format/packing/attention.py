@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragged_format.arguments import check_integer
+from ragged_format.canonical import as_batch
 from ragged_format.errors import PackingError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of, ranges, to_numpy
 
@@ -75,6 +77,7 @@ def cu_seqlens(row: pa.RecordBatch) -> npt.NDArray[np.int32]:
     PackingError
         Members share tokens (``RF-P001``); use :func:`varlen_index`.
     """
+    row = _checked(row)
     lengths, parents = _nodes(row)
     shared = np.flatnonzero(parents >= 0)
     leaves = to_numpy(flat(row.column("member_leaf")).values)
@@ -152,6 +155,8 @@ def label_ids(row: pa.RecordBatch, *, ignored: int = IGNORED_LABEL) -> Int64:
     PackingError
         A position predicts different tokens (``RF-P001``), which ``fork="transition"`` avoids.
     """
+    check_integer("ignored", ignored, -(1 << 63), 1 << 63)
+    row = _checked(row)
     pred, targets = _targets(row)
     labels = np.full(len(flat(row.column("input_ids")).values), ignored, np.int64)
     labels[pred] = targets
@@ -174,7 +179,7 @@ def pred_order(row: pa.RecordBatch) -> Int64:
 
 
 def _targets(row: pa.RecordBatch) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    _check(row)
+    row = _checked(row)
     return (
         to_numpy(flat(row.column("pred_index")).values),
         to_numpy(flat(row.column("target_ids")).values),
@@ -182,12 +187,13 @@ def _targets(row: pa.RecordBatch) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def _nodes(row: pa.RecordBatch) -> tuple[Int64, Int64]:
-    _check(row)
+    row = _checked(row)
     lengths = to_numpy(flat(row.column("node_lengths")).values).astype(np.int64)
     return lengths, to_numpy(flat(row.column("node_parents")).values).astype(np.int64)
 
 
-def _check(row: pa.RecordBatch) -> None:
+def _checked(row: pa.RecordBatch) -> pa.RecordBatch:
+    row = as_batch(row)
     if "node_lengths" not in row.schema.names:
         raise SchemaMismatchError(
             "attention helpers take a packed row", code="RF-S003", expected="column 'node_lengths'",
@@ -198,3 +204,4 @@ def _check(row: pa.RecordBatch) -> None:
             "attention helpers take one row at a time", expected=1, got=row.num_rows,
             remedy="slice the batch: batch.slice(i, 1)",
         )  # fmt: skip
+    return row

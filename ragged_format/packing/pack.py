@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.arguments import shown
 from ragged_format.canonical import as_batch
 from ragged_format.errors import InvariantError, LimitExceededError, PackingError, Where
 from ragged_format.lists import Int64, flat, offsets_of
@@ -36,12 +37,24 @@ CHOICES = {
 MAX_TOKENS = 2**31 - 1  # positions and lengths of a packed row are int32
 
 
-def check_choice(name: str, value: str) -> None:
+def check_choice(name: str, value: object) -> None:
     """Raise ``RF-P001`` unless `value` is one of the choices of option `name`."""
-    if value not in CHOICES[name]:
+    if not isinstance(value, str) or value not in CHOICES[name]:
+        listed = " or ".join(map(repr, CHOICES[name]))
         raise PackingError(
-            f"{name} has no such choice", expected=" or ".join(map(repr, CHOICES[name])), got=value
-        )
+            f"{name} has no such choice", expected=listed, got=shown(value),
+            remedy=f"pass {listed}",
+        )  # fmt: skip
+
+
+def check_count(name: str, value: object, below: int = 1 << 63) -> None:
+    """Raise ``RF-P001`` unless `value` is a positive integer below a limit."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value < below:  # type: ignore[operator]
+        raise PackingError(
+            f"{name} is a positive integer", expected=f">= 1 and < {below}", got=repr(value),
+            remedy=f"pass {name} in that range",
+        )  # fmt: skip
 
 
 class Scored(NamedTuple):

@@ -13,9 +13,11 @@ import pyarrow as pa
 from ragged_format.canonical import as_batch
 from ragged_format.errors import PackingError
 from ragged_format.packing.layout import layout_of
-from ragged_format.packing.pack import Packing, check_choice, scored_tokens
+from ragged_format.packing.pack import Packing, check_choice, check_count, scored_tokens
 from ragged_format.packing.planner import Planner, Sorter, Tail
 from ragged_format.packing.sharing import ShareRules
+from ragged_format.parse import parse_schema
+from ragged_format.schema import RaggedSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
     from ragged_format.lists import Int64
     from ragged_format.packing.deal import PlannedRow
     from ragged_format.packing.forest import Fork
-    from ragged_format.schema import RaggedSchema
 
-__all__ = ["Plan", "deal_rows", "plan_rows", "planning_columns"]
+__all__ = ["MAX_RANKS", "Plan", "deal_rows", "plan_rows", "planning_columns"]
 
 # Samples of a row that goes into the next window, at most; more, where windows are larger. The cost
 # of each window would else be that of many.
 LEAST_CARRIED = 4096
+# More than any cluster has, and few enough for a list of their loads.
+MAX_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,10 +201,7 @@ def plan_rows(
     >>> [row.tolist() for row in plan.rows], plan.unique_tokens.tolist()
     ([[0, 2], [1]], [5, 3])
     """
-    if not isinstance(window, int | np.integer) or window < 1:
-        raise PackingError("window is a positive integer", expected=">= 1", got=window)
-    if not max_repeat >= 0:
-        raise PackingError("max_repeat is not negative", expected=">= 0", got=max_repeat)
+    check_count("window", window)
     job = _Planning(
         samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
         max_repeat=max_repeat, carried=max(window, LEAST_CARRIED), tail=tail,
@@ -244,7 +244,7 @@ def deal_rows(
         samples, token_budget, ranks, packing=packing, fork=fork, within_group=within_group,
         max_repeat=max_repeat, carried=0, tail=tail,
     )  # fmt: skip
-    job.planner.adopt([np.sort(np.asarray(row, np.int64)) for row in rows], LEAST_CARRIED)
+    job.planner.adopt(_sample_numbers(rows, len(job.lengths)), LEAST_CARRIED)
     return job.plan()
 
 
@@ -259,9 +259,13 @@ class _Planning:
         check_choice("packing", packing)
         check_choice("fork", fork)
         check_choice("tail", tail)
-        for name, value in (("token_budget", token_budget), ("ranks", ranks)):
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise PackingError(f"{name} is a positive integer", expected=">= 1", got=value)
+        check_count("token_budget", token_budget)
+        check_count("ranks", ranks, MAX_RANKS + 1)
+        if not isinstance(max_repeat, int | float | np.number) or not max_repeat >= 0:
+            raise PackingError(
+                "max_repeat is a number that is not negative", expected=">= 0",
+                got=repr(max_repeat), remedy="pass max_repeat >= 0",
+            )  # fmt: skip
         samples = as_batch(samples) if not isinstance(samples, pa.Table) else samples
         rules = layout_of(samples.schema).rules
         batch = _planning_batch(samples, rules)
@@ -302,8 +306,36 @@ def _each(rows: list[PlannedRow], value: Callable[[PlannedRow], Any]) -> Int64:
     return np.array([value(row) for row in rows], np.int64)
 
 
+def _sample_numbers(rows: Iterable[npt.ArrayLike], samples: int) -> list[Int64]:
+    """Return the sample numbers of rows, each ascending."""
+    try:
+        found = [np.sort(np.asarray(row)) for row in rows]
+    except (TypeError, ValueError):
+        found = [np.zeros(1)]
+    flat = np.concatenate([np.zeros(0, np.int64), *(row.reshape(-1) for row in found)])
+    plain = all(row.ndim == 1 and (row.dtype.kind in "iu" or not len(row)) for row in found)
+    if (
+        not plain
+        or not ((flat >= 0) & (flat < samples)).all()
+        or len(set(flat.tolist())) < len(flat)
+    ):
+        raise PackingError(
+            "rows are lists of sample numbers, each once", expected=f"0 <= number < {samples}",
+            got=repr(rows)[:200], remedy="pass the open_rows of a plan, numbered anew",
+        )  # fmt: skip
+    return [row.astype(np.int64) for row in found]
+
+
 def planning_columns(schema: RaggedSchema) -> list[str]:
-    """Return the columns of profile ``sample`` that planning reads."""
+    """Return the columns of profile ``sample`` that planning reads.
+
+    Raises
+    ------
+    NotRaggedError
+        It is no schema of this format (``RF-S001``).
+    """
+    if not isinstance(schema, RaggedSchema):
+        schema = parse_schema(schema)
     return _planning_columns(schema.columns, ShareRules.of(schema))
 
 

@@ -76,7 +76,7 @@ def unpack_row(packed: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     if schema.profile != "packed":
         raise SchemaMismatchError(
             "only packed rows can be unpacked", code="RF-S002", expected="profile 'packed'",
-            got=schema.profile,
+            got=schema.profile, remedy="pack samples with pack_row",
         )  # fmt: skip
     if own := schema.root_axes[len(ROOT_AXES["packed"]) :]:
         raise PackingError(

@@ -8,10 +8,25 @@ import pyarrow as pa
 import pytest
 
 import ragged_format as rf
+from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
+from ragged_format.packing import (
+    attention_mask,
+    cu_seqlens,
+    deal_rows,
+    label_ids,
+    pack_row,
+    plan_rows,
+    planning_columns,
+    pred_order,
+    tree_leave,
+    unpack_row,
+    varlen_index,
+)
 from ragged_format.testing import rollouts
 
 BATCH = rollouts(np.random.default_rng(0), num_samples=4, prompt_length=5, response_length=5)
 SCHEMA = BATCH.schema
+ROW = pack_row(BATCH, fork="transition", null_advantage="keep")
 TOKENS = rf.standard_column("input_ids")
 
 
@@ -39,6 +54,12 @@ WRONG = {
     "indices": [1.5, "a", [1.5], ["a"], [None], None, [[0]], [[0], [1, 2]], [99], NOTHING],
     "text": [5, None, [], NOTHING],
     "function": [5, None, "x"],
+    "row": [None, 5, "x", {}, [], [None], NOTHING, BATCH],
+    "label": [1.5, "a", None, [], 1 << 63, NOTHING],
+    "count": [1.5, "a", None, -1, 0, True, [], 1 << 63, NOTHING],
+    "share": ["a", None, [], -1, float("nan"), NOTHING],
+    "rows": [None, 5, "x", [None], ["a"], [[99]], [[-1]], [[0.5]], [[0, 0]], [[0], [0]], NOTHING],
+    "url": ["s3://bucket/name", "memory://name", ""],
     "bytes": [None, 5, "x", NOTHING, b"", b"x"],
     "mapping": [5, "x", [1], {1: 2}],
     "where": [5, "x", {}],
@@ -53,6 +74,12 @@ def dataset(folder):
 
 def file(folder):
     rf.write_file(folder / "data.arrow", BATCH)
+    return folder / "data.arrow"
+
+
+def compact(folder):
+    with CompactWriter(folder / "data.arrow", SCHEMA) as writer:
+        writer.write(BATCH)
     return folder / "data.arrow"
 
 
@@ -213,6 +240,51 @@ CALLS = {
     "Dataset.validate(level)": ("choice", lambda v, at: dataset(at).validate(v)),
 }  # fmt: skip
 
+# What the functions of packing and the classes of compact files are given.
+MORE_CALLS = {
+    "CompactWriter(path)": ("path", lambda v, _: CompactWriter(v, SCHEMA)),
+    "CompactWriter(url)": ("url", lambda v, _: CompactWriter(v, SCHEMA)),
+    "CompactWriter(schema)": ("schema", lambda v, at: CompactWriter(at / "new", v)),
+    "CompactWriter(validate)": (
+        "choice", lambda v, at: CompactWriter(at / "new", SCHEMA, validate=v)
+    ),
+    "CompactWriter.write(batch)": (
+        "batch", lambda v, at: write(CompactWriter(at / "new", SCHEMA), v)
+    ),
+    "CompactReader(path)": ("path", lambda v, _: CompactReader(v)),
+    "CompactReader(url)": ("url", lambda v, _: CompactReader(v)),
+    "CompactReader(columns)": ("columns", lambda v, at: CompactReader(compact(at), columns=v)),
+    "CompactReader.batch(index)": ("integer", lambda v, at: CompactReader(compact(at)).batch(v)),
+    "CompactReader.batches(columns)": (
+        "columns", lambda v, at: list(CompactReader(compact(at)).batches(columns=v))
+    ),
+    "is_compact(path)": ("path", lambda v, _: is_compact(v)),
+    "pack_row(samples)": ("batch", lambda v, _: pack_row(v)),
+    "pack_row(packing)": ("choice", lambda v, _: pack_row(BATCH, packing=v)),
+    "pack_row(fork)": ("choice", lambda v, _: pack_row(BATCH, fork=v)),
+    "pack_row(null_advantage)": ("choice", lambda v, _: pack_row(BATCH, null_advantage=v)),
+    "unpack_row(packed)": ("row", lambda v, _: unpack_row(v)),
+    "plan_rows(samples)": ("batch", lambda v, _: plan_rows(v, 99)),
+    "plan_rows(token_budget)": ("count", lambda v, _: plan_rows(BATCH, v)),
+    "plan_rows(ranks)": ("count", lambda v, _: plan_rows(BATCH, 99, v)),
+    "plan_rows(window)": ("count", lambda v, _: plan_rows(BATCH, 99, window=v)),
+    "plan_rows(max_repeat)": ("share", lambda v, _: plan_rows(BATCH, 99, max_repeat=v)),
+    "plan_rows(packing)": ("choice", lambda v, _: plan_rows(BATCH, 99, packing=v)),
+    "plan_rows(fork)": ("choice", lambda v, _: plan_rows(BATCH, 99, fork=v)),
+    "plan_rows(tail)": ("choice", lambda v, _: plan_rows(BATCH, 99, tail=v)),
+    "deal_rows(samples)": ("batch", lambda v, _: deal_rows(v, [[0]], 99)),
+    "deal_rows(rows)": ("rows", lambda v, _: deal_rows(BATCH, v, 99)),
+    "deal_rows(token_budget)": ("count", lambda v, _: deal_rows(BATCH, [[0]], v)),
+    "deal_rows(ranks)": ("count", lambda v, _: deal_rows(BATCH, [[0]], 99, v)),
+    "deal_rows(tail)": ("choice", lambda v, _: deal_rows(BATCH, [[0]], 99, tail=v)),
+    "planning_columns(schema)": ("schema", lambda v, _: planning_columns(v)),
+    "label_ids(ignored)": ("label", lambda v, _: label_ids(ROW, ignored=v)),
+    **{
+        f"{call.__name__}(row)": ("row", lambda v, _, call=call: call(v))
+        for call in (tree_leave, cu_seqlens, varlen_index, attention_mask, label_ids, pred_order)
+    },
+}  # fmt: skip
+
 
 def test_every_public_name_is_called():
     """Errors, results and constants take no arguments of callers."""
@@ -224,9 +296,9 @@ def test_every_public_name_is_called():
     assert functions == called
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", CALLS | MORE_CALLS)
 def test_what_an_argument_is_not(tmp_path, name):
-    kind, call = CALLS[name]
+    kind, call = (CALLS | MORE_CALLS)[name]
     for number, value in enumerate(WRONG[kind]):
         place = tmp_path / str(number)
         place.mkdir()

@@ -23,6 +23,7 @@ from ragged_format.errors import PackingError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of
 from ragged_format.packing import PackReport, deal_rows, pack_row, plan_rows, planning_columns
 from ragged_format.packing.pack import check_choice
+from ragged_format.packing.plan import MAX_RANKS
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import REQUIRED, packed_from_sample
 from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
@@ -82,8 +83,9 @@ class Pack(Job):
         check_choice("null_advantage", null_advantage)
         if tail not in ("keep", "drop"):
             raise PackingError("tail has no such choice", expected="'keep' or 'drop'", got=tail)
-        for name, size in (("token_budget", token_budget), ("ranks", ranks), ("window", window)):
+        for name, size in (("token_budget", token_budget), ("window", window)):
             check_size(name, size)
+        check_size("ranks", ranks, MAX_RANKS + 1)
         check_size("shard_bytes", shard_bytes)
         self.packing, self.fork, self.tail = packing, fork, tail
         self.token_budget, self.ranks, self.window = token_budget, ranks, window
