@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ragged_server.decode import Body, Decoded, decode, decode_together
+from ragged_server.logs import log
 from ragged_server.prepare import prepare
 
 if TYPE_CHECKING:
@@ -137,12 +138,18 @@ class Decoders:
     def _decode(self, jobs: Sequence[Job]) -> Sequence[Decoded | BaseException]:
         if len(jobs) > 1:
             pairs = [(job.body, job.reservation) for job in jobs]
-            return decode_together(pairs, self._settings)
-        job = jobs[0]
+            # A fault of one must not cost the others their answers, nor the thread.
+            try:
+                return decode_together(pairs, self._settings)
+            except Exception as err:  # noqa: BLE001  each is decoded by itself
+                log.error("fault", requests=len(jobs), exc_info=err)
+        return [self._decode_alone(job) for job in jobs]
+
+    def _decode_alone(self, job: Job) -> Decoded | BaseException:
         try:
-            return [decode(job.body, self._settings, job.reservation, lambda: job.store.schema)]
+            return decode(job.body, self._settings, job.reservation, lambda: job.store.schema)
         except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
-            return [err]
+            return err
 
 
 class _Finish:

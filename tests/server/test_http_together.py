@@ -112,3 +112,26 @@ def test_jobs_that_wait_are_taken_together_and_told_one_by_one(tmp_path, monkeyp
     assert told["several batches"].stored == 3
     assert isinstance(told["invalid"], InvariantError)
     assert (told["the same id"].stored, told["the same id"].duplicates) == (0, 1)
+
+
+def test_a_fault_while_decoding_together_costs_nobody_an_answer(tmp_path, monkeypatch):
+    def faulty(pairs, options):
+        raise ZeroDivisionError
+
+    told = {}
+    monkeypatch.setattr("ragged_server.decoders.decode_together", faulty)
+    decoders = Decoders(settings(tmp_path, decode_threads=1))
+    decoders.close()
+    budget, store = Budget(1 << 30), MemoryStore()
+
+    def job(name):
+        data = stream(batch(name))
+
+        def on_stored(appended, error, report):
+            told[name] = appended.stored
+
+        body = Body(bytearray(data), "arrow")
+        return Job(body, budget.reserve(len(data)), store, None, None, on_stored)
+
+    decoders._work([job("a"), job("b")])
+    assert told == {"a": 1, "b": 1}
