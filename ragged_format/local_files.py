@@ -165,12 +165,18 @@ def path_text(place: str | os.PathLike[str]) -> str:
     Raises
     ------
     DatasetNotFoundError
-        It is neither (``RF-C008``).
+        It is neither, or empty (``RF-C008``).
     """
     if isinstance(place, str | os.PathLike):
         text = os.fspath(place)
-        if isinstance(text, str):
+        if isinstance(text, str) and text:
             return text
+        if text == "":
+            # An unset variable of a shell; it would stand for the working directory.
+            raise DatasetNotFoundError(
+                "the path is empty", expected="a path or URL", got="''",
+                remedy="name a place; the working directory is '.'",
+            )  # fmt: skip
     raise DatasetNotFoundError(
         "this is no path",
         expected="text or a path",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -15,7 +14,8 @@ import pyarrow as pa
 
 from ragged_format.canonical import require_same
 from ragged_format.dataset import Dataset
-from ragged_format.errors import ConversionError, RaggedError, SchemaMismatchError, Where
+from ragged_format.errors import ConversionError, DatasetExistsError, SchemaMismatchError, Where
+from ragged_format.local_files import local_path, path_text
 from ragged_format.profiles import REQUIRED
 from ragged_format.sources import open_source
 from ragged_format.storage import is_remote
@@ -70,8 +70,8 @@ def export(
         hold the data (``RF-A001``).
     SchemaMismatchError
         A column is not there (``RF-S003``), or the inputs differ (``RF-S010``).
-    FileExistsError
-        There is something at `out`.
+    DatasetExistsError
+        There is something at `out` (``RF-C009``).
 
     Examples
     --------
@@ -94,7 +94,7 @@ def export(
     places = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     records = _Records([os.fspath(place) for place in places], writer, to, columns, progress)
     chosen = dict(options or {})
-    target = os.fspath(out)
+    target = path_text(out)
     with _placed(target) as place:
         counts = write_whole(place, lambda path: dict(writer.write(iter(records), path, **chosen)))
         made = [path.stat().st_size for path in _files(Path(place)) if path.is_file()]
@@ -192,7 +192,7 @@ def _size(source: Source) -> int:
 def _placed(target: str) -> Iterator[str]:
     """Yield where to write on this machine for what shall be at a path or URL."""
     if not is_remote(target):
-        yield target
+        yield str(local_path(target))
         return
     from ragged_pipeline.stores.file_output import file_output
 
@@ -209,17 +209,27 @@ def write_whole(target: str, write: Callable[[str], dict[str, int]]) -> dict[str
 
     Raises
     ------
-    FileExistsError
-        There is something at `target`.
+    DatasetExistsError
+        There is something at `target` (``RF-C009``).
     """
     path = Path(target)
+    if target == "-":
+        raise DatasetExistsError(
+            "an export is written to files, and - stands for standard output",
+            where=Where(file=target), expected="a path or URL", got="'-'",
+            remedy="name a place; one called so is ./-",
+        )  # fmt: skip
     if path.exists():
-        raise FileExistsError(errno.EEXIST, "there is something already", target)
+        raise DatasetExistsError(
+            "there is something at the place of the export", where=Where(file=target),
+            expected="nothing", got="a directory" if path.is_dir() else "a file",
+            remedy="choose another path, or remove it first",
+        )  # fmt: skip
     beside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp{path.suffix}")
     try:
         counts = write(str(beside))
         beside.replace(target)
-    except (RaggedError, OSError, KeyboardInterrupt):
+    except BaseException:
         _remove(beside)
         raise
     return counts

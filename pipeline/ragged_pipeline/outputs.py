@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
-from ragged_format.local_files import local_path, scheme_of, sync_directory
+from ragged_format.local_files import local_path, path_text, scheme_of, sync_directory
 from ragged_format.manifest import Manifest, locked, read_manifest, write_manifest
 from ragged_format.storage import is_remote, open_storage
 
@@ -200,7 +200,12 @@ def open_output(place: str | os.PathLike[str]) -> Output:
     DatasetExistsError
         There is a file in its place (``RF-C009``).
     """
-    text = os.fspath(place)
+    text = path_text(place)
+    if text == "-":
+        raise DatasetExistsError(
+            "a dataset is a directory, and - stands for standard output", where=Where(file=text),
+            expected="a path or URL", got="'-'", remedy="name a directory; one called so is ./-",
+        )  # fmt: skip
     opener = _kinds.get(scheme_of(text) or "")
     if opener is not None:
         return opener(text)

@@ -20,6 +20,7 @@ from ragged_format.cli.totals import Totals
 from ragged_format.cli.validate import validate_source
 from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
+from ragged_format.local_files import local_path
 from ragged_format.packing import PackReport, pack_row, plan_rows
 from ragged_format.profiles import packed_from_sample
 from ragged_format.record_files import read_lines
@@ -41,8 +42,8 @@ STAGES = ("convert", "validate", "pack", "load", "pad")
 def demo(
     ctx: typer.Context,
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the data goes; made if need be.")
-    ] = Path("demo-output"),
+        str, typer.Argument(metavar="DIR", help="Where the data goes; made if need be.")
+    ] = "demo-output",
     json: Json = False,
 ) -> None:
     """Run the main job on real vLLM rollouts: convert, validate, pack, load, pad.
@@ -51,7 +52,7 @@ def demo(
     again, it replaces these three and touches nothing else.
     """
     out = Output(ctx, json=json)
-    job = _Demo(directory, out)
+    job = _Demo(local_path(directory), out)
     out.text(heading("Real vLLM rollouts, from the engine's JSON to padded tensors"))
     job.run()
     job.show()

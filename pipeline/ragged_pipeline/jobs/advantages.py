@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -75,6 +76,8 @@ class Advantages(Exchange):
         check_choice("single", single, ("zero", "reward", "error"))
         check_choice("null_reward", null_reward, ("error", "skip"))
         check_number("eps", eps, 0)
+        if not math.isfinite(eps):
+            raise JobError("eps is finite", expected="0 <= eps < inf", got=eps, remedy="pass 1e-6")
         self.baseline, self.scale, self.eps = baseline, scale, float(eps)
         self.single, self.null_reward = single, null_reward
 

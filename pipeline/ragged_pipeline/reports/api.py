@@ -15,7 +15,7 @@ from ragged_format.errors import (
     LimitExceededError,
     Where,
 )
-from ragged_format.local_files import create
+from ragged_format.local_files import create, local_path, path_text
 from ragged_format.sources import open_source
 from ragged_format.storage import is_remote
 from ragged_pipeline.reports.collect import gather
@@ -128,16 +128,18 @@ def report(
     _check(least=0, row=row)
     to_file = html is not None and not hasattr(html, "write")
     for key, place in (("html", html if to_file else None), ("png_dir", png_dir)):
-        if place is not None and is_remote(os.fspath(place)):
+        if place is not None and is_remote(path_text(place)):
             return _to_store(
                 key, os.fspath(place), source, {"html": html, "png_dir": png_dir}, ranks=ranks,
                 token_budget=token_budget, row=row, batch_size=batch_size, workers=workers,
                 progress=progress, name=name,
             )  # fmt: skip
-    if to_file:
-        _check_free(Path(html))
+    html_file = local_path(html) if to_file else None
+    png_folder = None if png_dir is None else local_path(png_dir)
+    if html_file is not None:
+        _check_free(html_file)
     painter = None
-    if png_dir is not None:
+    if png_folder is not None:
         from ragged_pipeline.reports.png import Painter
 
         painter = Painter()  # before the data is read
@@ -161,14 +163,14 @@ def report(
     sections = sections_of(data)
     if html is not None:
         text = page(data, sections).encode()
-        if to_file:
-            with create(Path(html)) as file:
+        if html_file is not None:
+            with create(html_file) as file:
                 file.write(text)
         else:
             html.write(text)
     pngs = []
-    if painter is not None:
-        folder = Path(os.fspath(png_dir or ""))
+    if painter is not None and png_folder is not None:
+        folder = png_folder
         folder.mkdir(parents=True, exist_ok=True)
         for figure in figures_of(sections):
             path = folder / f"{figure.key}.png"
