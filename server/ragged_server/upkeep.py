@@ -70,7 +70,9 @@ class Upkeep:
         self._ledger = ledger
         self._layer = layer
         self._clock = clock
+        # Files that are removed at a time, and those of segments that are not to be removed yet.
         self._graves: list[tuple[float, Path]] = []
+        self._sealed: list[Path] = []
         self._swept = -float("inf")
         self._event = threading.Event()
         self._stopped = False
@@ -114,18 +116,28 @@ class Upkeep:
             self._event.clear()
 
     def round(self) -> None:
-        """Do all that there is to do now."""
-        for segment in self._log.segments:
-            if self._stopped:
-                return
-            if segment.closed and segment.rows:
-                self._seal(segment)
-        self._retain()
-        self._bury()
+        """Do all that there is to do now.
+
+        What fails does not keep the rest from being done: on a full disk nothing can be sealed
+        until what is past its time is removed.
+
+        Raises
+        ------
+        Exception
+            The first of the failures.
+        """
+        failures: list[Exception] = []
+        for step in (self._bury, self._settle, self._seal_closed, self._retain, self._bury):
+            try:
+                step()
+            except Exception as err:  # noqa: BLE001 - raised below
+                failures.append(err)
         if not self._merger.is_alive():
             # By a thread of its own: sealing must not wait for a merge of very many ids.
             self._merger = threading.Thread(target=self._merge, name="ragged-merge", daemon=True)
             self._merger.start()
+        if failures:
+            raise failures[0]
 
     def _merge(self) -> None:
         try:
@@ -134,6 +146,13 @@ class Upkeep:
         except Exception as err:  # noqa: BLE001 - the next round tries again
             self.failure = repr(err)
             _log.exception("merging the id index failed; it is tried again")
+
+    def _seal_closed(self) -> None:
+        for segment in self._log.segments:
+            if self._stopped:
+                return
+            if segment.closed and segment.rows:
+                self._seal(segment)
 
     def _seal(self, segment: Segment) -> None:
         for table in self._index.tables:
@@ -144,9 +163,16 @@ class Upkeep:
             batch_bytes=self._settings.batch_bytes,
         )  # fmt: skip
         self._log.seal(segment, [shard])
-        # Answered keys and quotas were in the segment.
-        self._save()
-        self._graves.append((time.monotonic() + self._settings.grace_s, segment.path))
+        self._sealed.append(segment.path)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Save what is in segments besides records, keys and quotas, and let them go."""
+        if self._sealed:
+            self._save()
+            until = time.monotonic() + self._settings.grace_s
+            self._graves += [(until, path) for path in self._sealed]
+            self._sealed = []
 
     def _save(self) -> None:
         with self._ledger_lock:

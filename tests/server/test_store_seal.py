@@ -1,5 +1,7 @@
 """Sealing, retention and what stays valid over both."""
 
+import errno
+import threading
 import time
 from dataclasses import replace
 
@@ -17,8 +19,9 @@ from ragged_server.errors import (
     LogDamagedError,
     StorageFailedError,
 )
+from ragged_server.ledger import save
 from ragged_server.records import StoreSettings
-from ragged_server.seal import resized
+from ragged_server.seal import resized, seal_segment
 from ragged_server.store import Store
 
 SMALL = StoreSettings(segment_records=8, grace_s=0.0, batch_rows=5)
@@ -426,3 +429,43 @@ def test_a_dataset_of_other_columns_beside_a_young_log_is_refused(tmp_path):
     with Store(tmp_path, SMALL) as store:
         sealed(store, 1)
         assert len(stored_ids(store)) == 8
+
+
+def test_a_full_disk_does_not_keep_what_can_be_removed(tmp_path, monkeypatch):
+    """Sealing needs room, and removing what is sealed makes it."""
+    left = [2]
+
+    def seal_while_there_is_room(*arguments, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        return seal_segment(*arguments, **options)
+
+    monkeypatch.setattr("ragged_server.upkeep.seal_segment", seal_while_there_is_room)
+    with Store(tmp_path, replace(SMALL, retain_bytes=0)) as store:
+        fill(store, 8)
+        settled(store, lambda: not store._log.shards and not list(tmp_path.glob("shard-*")))
+        settled(store, lambda: len(list((tmp_path / "log").glob("segment-*"))) == 2)
+        settled(store, lambda: "no space" in (store.status().upkeep_failure or ""))
+        assert store.status().records == 16
+        left[0] = 100
+        settled(store, lambda: store.status().records == 0)
+
+
+def test_a_segment_goes_when_its_keys_are_saved_later(tmp_path, monkeypatch):
+    failing = threading.Event()
+    failing.set()
+
+    def save_if_there_is_room(folder, text):
+        if failing.is_set():
+            raise OSError(errno.ENOSPC, "no space left")
+        save(folder, text)
+
+    monkeypatch.setattr("ragged_server.upkeep.save", save_if_there_is_room)
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 4)
+        settled(store, lambda: store.status().upkeep_failure)
+        sealed(store, 1)
+        assert len(list((tmp_path / "log").glob("segment-*"))) == 2
+        failing.clear()
+        settled(store, lambda: not list((tmp_path / "log").glob("segment-*")))
