@@ -80,6 +80,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    if _HOME_OF[name] == "frames":
+        from ragged_pipeline.optional import require_polars
+
+        require_polars("frames")
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
 

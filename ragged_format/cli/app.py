@@ -18,7 +18,7 @@ from ragged_format.cli.demo import demo
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail
 from ragged_format.cli.validate import validate
-from ragged_format.errors import RaggedError
+from ragged_format.errors import MissingDependencyError, RaggedError
 from ragged_format.schema import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -92,10 +92,14 @@ def _broken(name: str, err: RaggedError) -> Any:
     def run() -> None:
         raise err
 
+    if isinstance(err, MissingDependencyError):
+        text = f"(not available) {err.expected} is not installed: {err.remedy}"
+    else:
+        text = f"(broken) {err.what}: {err.got}"
     broken = typer.Typer(add_completion=False)
     broken.command(
         name,
-        help=f"(broken) {err.what}: {err.got}",
+        help=text,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(run)

@@ -15,6 +15,7 @@ listing says so, and every other command works.
 from __future__ import annotations
 
 import inspect
+import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "discover", "load"]
 
 GROUP = "ragged_format.commands"
+
+# Of a requirement such as `httpx2>=2.16,<3; extra == "server"`.
+_NAME = re.compile(r"[\w.-]+")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def discover(taken: Collection[str] = ()) -> tuple[dict[str, EntryPoint], list[str]]:
@@ -66,8 +71,7 @@ def load(entry: EntryPoint) -> Any:
         raise MissingDependencyError(
             f"the command {entry.name!r} needs a module that is not installed",
             expected=f"module {err.name!r}", got=f"{entry.value} fails to import",
-            remedy="install the extra that the command belongs to, or all: "
-            "pip install 'ragged-format[all]'",
+            remedy=_how_to_install(entry, err.name or ""),
         ) from err  # fmt: skip
     except Exception as err:
         raise _broken(entry, f"{type(err).__name__}: {err}") from err
@@ -81,6 +85,23 @@ def load(entry: EntryPoint) -> Any:
         raise _broken(entry, f"a {type(target).__name__}, not a function or a typer.Typer")
     command.name = entry.name
     return command
+
+
+def _how_to_install(entry: EntryPoint, module: str) -> str:
+    """Return how the missing module is installed: by the smallest extra that requires it."""
+    if entry.dist is None:
+        return f"install {module}"
+    wanted = module.partition(".")[0].replace("_", "-").lower()
+    extras: dict[str, set[str]] = {}
+    for requirement in entry.dist.requires or ():
+        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
+        if name and extra:
+            extras.setdefault(extra[1], set()).add(name[0].replace("_", "-").lower())
+    having = [extra for extra, names in extras.items() if wanted in names]
+    if not having:
+        return f"install {module}, which {entry.dist.name} needs here"
+    smallest = min(having, key=lambda extra: len(extras[extra]))
+    return f"pip install '{entry.dist.name}[{smallest}]'"
 
 
 def _broken(entry: EntryPoint, got: str) -> RaggedError:

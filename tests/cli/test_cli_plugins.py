@@ -59,7 +59,10 @@ def site(tmp_path_factory):
         (site / f"fake_{module}.py").write_text(text)
     info = site / "fake_commands-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-commands\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: fake-commands\nVersion: 1.0\n"
+        'Requires-Dist: a-module-that-is-not-installed>=1; extra == "more"\n'
+    )
     lines = [f"{name} = {value}" for name, value in ENTRIES.items()]
     (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n" + "\n".join(lines) + "\n")
     other = site / "other-1.0.dist-info"
@@ -115,12 +118,27 @@ def test_a_broken_plugin_breaks_its_own_command_only(invoke, name, said):
     assert invoke("hello", "you").exit_code == 0
 
 
+def test_a_missing_module_is_named_with_the_extra_that_brings_it(invoke):
+    done = invoke("needy")
+    assert "pip install 'fake-commands[more]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [("serve", "pydantic_settings", "server"), ("filter", "polars", "pipeline")],
+)
+def test_extras_of_this_package_are_found(command, module, extra):
+    entry = plugins.discover()[0][command]
+    assert f"ragged-format[{extra}]" in plugins._how_to_install(entry, module)
+
+
 def test_help_lists_working_and_broken_plugins_and_those_left_out(invoke):
     done = invoke("--help")
     assert done.exit_code == 0
     assert "Greet somebody." in done.output
     assert "Several commands." in done.output
-    assert done.output.count("(broken)") == 4
+    assert done.output.count("(broken)") == 3
+    assert done.output.count("(not available)") == 1
     assert "'validate' of fake_plugin:hello is the name of a built-in command" in done.stderr
     assert "'hello' of other_package:hello is registered by fake_plugin:hello" in done.stderr
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ragged_format.errors import JobError
 from ragged_format.schema import RECORD
+from ragged_pipeline.optional import require_polars
 from ragged_pipeline.rows import Mask, RowJob, count
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Filter(RowJob):
             raise JobError(
                 "a filter has at least one condition", expected="where, or another", got="none"
             )
+        require_polars("filters")
         self._conditions = [
             *([] if where is None else [("where", _from_sql(where))]),
             *([] if expression is None else [("expression", _from_json(expression))]),

@@ -19,6 +19,7 @@ from ragged_pipeline.batching import BATCH_ROWS
 from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.jobs.shuffle import gathered, in_order, scatter
+from ragged_pipeline.optional import require_polars
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.records import Records
 
@@ -63,6 +64,7 @@ class Sort(Job):
         check_size("batch_rows", batch_rows)
         if isinstance(by, str) or not by:
             raise JobError("a sort has columns", expected="a list of names", got=repr(by))
+        require_polars("sorted datasets")
         self.by, self.descending = list(by), bool(descending)
         self.shard_bytes, self.batch_rows = shard_bytes, batch_rows
 
