@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from ragged_format.ragged import take
 __all__ = [
     "Connection",
     "body_of",
+    "cpu_s",
     "http_done",
     "http_request",
     "process",
@@ -178,6 +180,12 @@ def send(
         return seconds, [value for client in clients for value in client.latencies]
 
     return uvloop.run(main())
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

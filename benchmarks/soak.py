@@ -1,10 +1,10 @@
 """Minutes of steady load on a server, to see whether latency or memory grow.
 
-``python -m benchmarks.soak`` sends real rollouts, one a request, at a fixed rate over 64 connections
-to a `ragged serve` that seals, merges and removes what is old, while one reader follows the log. It
-prints the 50th and 99th percentile of the time to the acknowledgement and the anonymous memory of
-the server, by minute, and the slope of each with its 95 % confidence interval. Latencies count
-from the moment when a request was due: waiting for a free connection is part of them.
+``python -m benchmarks.soak`` sends real rollouts, one a request, at a fixed rate over 64
+connections to a `ragged serve` that seals, merges and removes what is old, while one reader follows
+the log. It prints the 50th and 99th percentile of the time to the acknowledgement and the anonymous
+memory of the server, by minute, and the slope of each with its 95 % confidence interval. Latencies
+count from the moment when a request was due: waiting for a free connection is part of them.
 """
 
 from __future__ import annotations
