@@ -90,7 +90,8 @@ def _connect(workers: int) -> None:
         return
     address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
-    ray.init(address=address, configure_logging=False, log_to_driver=False, **local)
+    # Without an address Ray joins a cluster that was ever started here, and refuses `num_cpus`.
+    ray.init(address=address or "local", configure_logging=False, log_to_driver=False, **local)
 
 
 def _answers(

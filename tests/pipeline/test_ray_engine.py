@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from importlib import resources
@@ -111,11 +112,15 @@ def test_a_conversion_makes_the_same_bytes(tmp_path):
 
 
 def test_the_command_line_runs_jobs_on_ray(source, expected, tmp_path):
-    # A process of its own, which starts Ray itself.
+    # A process of its own, which starts Ray itself although a cluster was started on this machine.
     argv = ["merge", str(source[0]), str(tmp_path / "out"), "--engine", "ray", "--workers", "2",
             "--shard-bytes", str(SHARD)]  # fmt: skip
     code = f"import sys; from ragged_format.cli import main; sys.argv[1:] = {argv!r}; main()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with tempfile.TemporaryDirectory(prefix="ray") as place:  # sockets need a short path
+        Path(place, "ray").mkdir()
+        Path(place, "ray", "ray_current_cluster").write_text("127.0.0.1:6")
+        env = os.environ | {"RAY_TMPDIR": place}
+        subprocess.run([sys.executable, "-c", code], check=True, env=env)
     assert bytes_of(tmp_path / "out") == expected
 
 
