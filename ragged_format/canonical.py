@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -50,15 +51,30 @@ def require_same(expected: RaggedSchema, got: RaggedSchema, where: Where | None 
                 f"schemas differ in {what}", code="RF-S010", where=where,
                 expected=getattr(expected, what), got=getattr(got, what),
             )  # fmt: skip
-    for mine, other in zip(expected, got, strict=False):
-        if mine != other:
+    wanted, given = [c.name for c in expected], [c.name for c in got]
+    if sorted(wanted) != sorted(given):
+        parts = (("without", set(wanted) - set(given)), ("with", set(given) - set(wanted)))
+        said = [f"{word} {', '.join(sorted(names))}" for word, names in parts if names]
+        raise SchemaMismatchError(
+            "schemas differ in their columns", code="RF-S010", where=where,
+            expected=", ".join(wanted), got=", ".join(said),
+            remedy="write both with one schema; when they are converted, name the columns",
+        )  # fmt: skip
+    for mine, other in zip(expected, got, strict=True):
+        if mine.name == other.name and mine != other:
+            names = [f.name for f in fields(mine)]
+            differing = [n for n in names if getattr(mine, n) != getattr(other, n)]
             raise SchemaMismatchError(
-                "schemas differ in a column", code="RF-S010", where=where,
-                expected=mine, got=other, remedy="write both with one schema",
+                "schemas differ in a column", code="RF-S010",
+                where=replace(where or Where(), column=mine.name),
+                expected=", ".join(f"{name} {getattr(mine, name)}" for name in differing),
+                got=", ".join(f"{name} {getattr(other, name)}" for name in differing),
+                remedy="write both with one schema",
             )  # fmt: skip
     raise SchemaMismatchError(
-        "schemas differ in their columns", code="RF-S010", where=where,
-        expected=list(expected.columns), got=list(got.columns),
+        "schemas differ in the order of their columns", code="RF-S010", where=where,
+        expected=", ".join(wanted), got=", ".join(given),
+        remedy="write both with one schema",
     )  # fmt: skip
 
 

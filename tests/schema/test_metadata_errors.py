@@ -168,7 +168,7 @@ def test_s009_metadata_that_would_replace_our_own(schema):
         (rf.sample_schema(vocab_size=8, columns=["reward"]), "vocab_size"),
         (rf.sample_schema(vocab_size=9, columns=["reward"], root_axes=["x"]), "root_axes"),
         (rf.packed_schema(vocab_size=9, columns=[]), "profile"),
-        (rf.sample_schema(vocab_size=9, columns=["group_id"]), "a column"),
+        (rf.sample_schema(vocab_size=9, columns=["group_id"]), "without reward, with group_id"),
         (rf.sample_schema(vocab_size=9, columns=["reward", rf.Column("z", "token", I32)]),
          "their columns"),
     ],
@@ -183,3 +183,16 @@ def test_s010_names_the_first_difference(other, what):
         require_same(mine, rf.parse_schema(other), where)
     assert (caught.value.code, caught.value.where) == ("RF-S010", where)
     assert caught.value.expected != caught.value.got
+
+
+def test_s010_says_what_differs_in_a_column():
+    from ragged_format.canonical import require_same
+
+    mine, other = (
+        rf.parse_schema(rf.sample_schema(vocab_size=9, columns=[rf.Column("z", "token", kind)]))
+        for kind in (I32, pa.int64())
+    )
+    with pytest.raises(rf.SchemaMismatchError) as caught:
+        require_same(mine, other)
+    error = caught.value
+    assert (error.where.column, error.expected, error.got) == ("z", "type int32", "type int64")
