@@ -19,6 +19,8 @@ from ragged_format.schema import RaggedSchema
 from ragged_format.validate import validate_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import pyarrow as pa
 
     from ragged_format.sources import Source
@@ -27,6 +29,8 @@ __all__ = ["inspect"]
 
 _IDS = ("sample_id", "member_sample_id")
 _SHARDS = 10
+# Characters of a job's options; --json has all.
+_LINEAGE = 300
 
 
 def inspect(
@@ -94,6 +98,30 @@ def _dataset_json(source: Source) -> dict[str, Any] | None:
     }
 
 
+def _lineage(lineage: Mapping[str, Any]) -> list[str]:
+    """Return a line for each job that made a dataset, and for everything else in its lineage."""
+    out = []
+    for key, value in lineage.items():
+        jobs = value if key == "jobs" and isinstance(value, list) else []
+        if not jobs or not all(isinstance(job, dict) and "job" in job for job in jobs):
+            out.append(f"{key} = {value}")
+            continue
+        for job in jobs:
+            given = [f"{name} {text}" for name, text in _options(job.get("options"))]
+            text = ", ".join([str(job["job"]), *given])
+            out.append(text if len(text) <= _LINEAGE else text[:_LINEAGE] + "…")
+    return out
+
+
+def _options(options: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a job that have a value, those of its adapter too."""
+    for name, value in options.items() if isinstance(options, dict) else ():
+        if isinstance(value, dict):
+            yield from _options(value)
+        elif value is not None:
+            yield name, value
+
+
 def _print(out: Output, path: str, source: Source, totals: Totals, search: _Search) -> None:
     schema = source.ragged_schema
     rows = [
@@ -108,7 +136,7 @@ def _print(out: Output, path: str, source: Source, totals: Totals, search: _Sear
             ("size", f"{format_bytes(size)} in {shards}, generation {source.generation}"),
             ("fingerprint", source.fingerprint),
         ]
-        rows += [("lineage", f"{key} = {value}") for key, value in source.lineage.items()]
+        rows += [("lineage", text) for text in _lineage(source.lineage)]
         rows += [
             ("shard", f"{s.name}  {format_count(s.rows)} records  {format_bytes(s.bytes)}")
             for s in source.shards[:_SHARDS]

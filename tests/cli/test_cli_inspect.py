@@ -187,3 +187,21 @@ def test_broken_lists_are_an_error_and_no_crash(invoke_json, tmp_path, samples, 
         })(),
     )  # fmt: skip
     assert invoke_json("inspect", "x", "--head", "2", exit_code=1)["code"] == "RF-I001"
+
+
+def test_the_lineage_is_a_line_for_each_job(invoke, samples, tmp_path):
+    jobs = [
+        {"job": "convert", "options": {"adapter": "vllm", "options": {"vocab_size": 9}}},
+        {"job": "merge", "options": {}, "figures": {"many": "x" * 1000}},
+        {"job": "filter", "options": {"where": "y" * 1000}},
+    ]  # fmt: skip
+    for n, lineage in enumerate(({"jobs": jobs, "made_by": "a test"}, {"jobs": "odd"})):
+        with rf.Writer(tmp_path / str(n), samples.schema, lineage=lineage) as writer:
+            writer.write(samples)
+    shown = invoke("inspect", tmp_path / "0").output
+    assert "convert, adapter vllm, vocab_size 9\n" in shown
+    assert "merge\n" in shown
+    assert "made_by = a test" in shown
+    assert "x" * 9 not in shown
+    assert shown.count("y") < 400
+    assert "jobs = odd" in invoke("inspect", tmp_path / "1").output
