@@ -297,6 +297,8 @@ def load_settings(directory: Path, file: Path | None = None, **options: Any) -> 
         first = err.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         text = first["msg"].removeprefix("Value error, ")
+        if first["type"].startswith("byte_size"):
+            text = "a size is a number of bytes, or has a unit: 65536, 64MiB, 2GB"
         raise SettingsError(
             f"the setting {place} is not usable" if place else "the settings are not usable",
             where=Where(file=str(file) if place in values and place not in given else None),

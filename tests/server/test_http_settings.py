@@ -54,6 +54,8 @@ def test_printed_settings_are_a_settings_file(tmp_path, monkeypatch):
     [
         ({"port": "70000"}, "the setting port"),
         ({"max_request_bytes": "many"}, "the setting max_request_bytes"),
+        ({"max_request_bytes": "many"}, "a size is a number of bytes, or has a unit"),
+        ({"max_request_bytes": "3 lots"}, "a size is a number of bytes, or has a unit"),
         ({"max_request_bytes": "0"}, "the setting max_request_bytes"),
         ({"retain_age_s": "soon"}, "a duration is a number of seconds"),
         ({"max_wait_s": "-1"}, "a duration is a number"),

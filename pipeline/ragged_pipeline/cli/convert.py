@@ -141,7 +141,10 @@ def convert(
         engine = detect_adapter(inputs)
     reader = _reader(engine)
     if vocab_size is None and reader.needs_vocab_size:
-        raise typer.BadParameter("it must be known", param_hint="'--vocab-size'")
+        raise typer.BadParameter(
+            "it must be given; it is vocab_size in the model's config.json",
+            param_hint="'--vocab-size'",
+        )
     given: dict[str, Any] = {
         "vocab_size": vocab_size, "logprobs_mode": logprobs_mode, "on_error": on_error,
         "columns": None if columns is None else [name for name in columns.split(",") if name],
