@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,9 @@ __all__ = ["Scan", "Segment", "StoredBatch", "scan_segment", "segment_name", "se
 
 _NAME = re.compile(r"segment-(\d{20})\.arrows")
 # Canonical JSON of a commit begins with its first key.
-_COMMIT_TEXT = re.compile(rb'\{"(?:accounts|batches)":')
+_COMMIT_TEXT = rb'\{"(?:accounts|batches)":'
+# An account may be named so that its commit seems to begin twice more.
+_STARTS = 3
 
 
 def segment_name(first_sequence: int) -> str:
@@ -213,25 +216,34 @@ def _later_commit(data: pa.Buffer, log_key: str | None, end: int) -> Commit | No
     `end` may have been interrupted itself.
     """
     view = memoryview(data).cast("B")
-    for match in _COMMIT_TEXT.finditer(view):
-        start = match.start()
-        size = int.from_bytes(view[max(start - 4, 0) : start], "little")
-        text = bytes(view[start : start + size])
-        try:
-            commit = Commit.from_metadata(
-                {COMMIT_KEY: text, CHECKSUM_KEY: text_digest(text).hex().encode()}
-            )
-        except RaggedError:
+    # Records may hold any number of beginnings of commits, but not the key: its sender has not got
+    # it. So what is copied and digested below is what the log wrote.
+    key = rb"[0-9a-f]{32}" if log_key is None else re.escape(log_key.encode())
+    starts: deque[int] = deque(maxlen=_STARTS)
+    for match in re.finditer(_COMMIT_TEXT + rb'|"log":"' + key + rb'"', view):
+        if view[match.start()] == ord("{"):
+            starts.append(match.start())
             continue
-        checksum = text_digest(text).hex().encode()
-        behind = bytes(view[start + size : start + size + 256])
-        if (
-            checksum in behind
-            and commit.log_key == (log_key or commit.log_key)
-            and commit.sequence > end
-        ):
-            return commit
+        for start in starts:
+            commit = _commit_at(view, start, log_key)
+            if commit is not None and commit.sequence > end:
+                return commit
+        starts.clear()
     return None
+
+
+def _commit_at(view: memoryview, start: int, log_key: str | None) -> Commit | None:
+    """Return the commit whose text begins at a position, None if none does."""
+    size = int.from_bytes(view[max(start - 4, 0) : start], "little")
+    text = bytes(view[start : start + size])
+    checksum = text_digest(text).hex().encode()
+    if checksum not in bytes(view[start + size : start + size + 256]):
+        return None
+    try:
+        commit = Commit.from_metadata({COMMIT_KEY: text, CHECKSUM_KEY: checksum})
+    except RaggedError:
+        return None
+    return commit if commit.log_key == (log_key or commit.log_key) else None
 
 
 class Segment:

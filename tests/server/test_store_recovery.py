@@ -12,6 +12,7 @@ import pytest
 from support.store_kit import ids_of, request, samples, stored_ids
 
 import ragged_format as rf
+from ragged_format.digest import text_digest
 from ragged_format.errors import TruncatedError
 from ragged_server.errors import LogDamagedError
 from ragged_server.records import StoreSettings
@@ -89,6 +90,37 @@ def test_damage_before_acknowledged_records_is_an_error(tmp_path):
     path.write_bytes(data)
     with Store(tmp_path, StoreSettings()) as store:
         assert store.status().records == 6
+
+
+def test_senders_of_records_cannot_make_recovery_slow(tmp_path, monkeypatch):
+    """What was being written when the machine stopped may hold beginnings of commits only."""
+    filled(tmp_path)
+    path = only_segment(tmp_path)
+    begin = (64 << 20).to_bytes(4, "little") + b'{"accounts":'
+    path.write_bytes(path.read_bytes() + begin * 10_000)
+    digested = []
+    monkeypatch.setattr(
+        "ragged_server.segments.text_digest", lambda text: digested.append(1) or text_digest(text)
+    )
+    scan = scan_segment(path, None)
+    assert (len(scan.commits), scan.later, scan.fault is None) == (3, None, False)
+    assert len(digested) < 100
+
+
+@pytest.mark.parametrize("account", [None, "batches", "accounts", "log"])
+def test_damage_is_told_whatever_accounts_are_named(tmp_path, account):
+    with Store(tmp_path, StoreSettings()) as store:
+        for number in range(3):
+            options = {} if account is None else {"account": account}
+            store.append(request(samples(1, prefix=f"r{number}-"), **options)).result()
+    path = only_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    first = data.index(b"r0-")
+    data[first] ^= 1
+    path.write_bytes(data)
+    assert scan_segment(path, None).later is not None
+    with pytest.raises(LogDamagedError, match="damaged before records"):
+        Store(tmp_path, StoreSettings()).open()
 
 
 def test_a_missing_segment_is_an_error(tmp_path):
