@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -109,8 +110,16 @@ def to_samples(
     batch = concat(parts)
     counts.responses.taken = counts.responses.stored = len(parts)
     counts.samples.taken = counts.samples.stored = batch.num_rows
-    tokens = len(flat(batch.column("input_ids")).values)
-    counts.tokens.taken = counts.tokens.stored = tokens
+    for ledger, names in (
+        (counts.tokens, ("input_ids",)),
+        (counts.log_probs, ("rollout_log_probs",)),
+        (counts.candidates, ("candidate_ids",)),
+        (counts.head_entries, ("topk_ids", "teacher_topk_ids")),
+    ):
+        there = [name for name in names if name in batch.schema.names]
+        ledger.taken = ledger.stored = sum(len(flat(batch.column(name)).values) for name in there)
+    scored = int(np.count_nonzero(flat(batch.column("completion_mask")).values))
+    counts.targets.taken = counts.targets.stored = scored
     counts.add_to(report)
     return batch
 

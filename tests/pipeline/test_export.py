@@ -187,3 +187,26 @@ def test_what_is_there_stays(dataset, tmp_path):
     with pytest.raises(FileExistsError):
         export(dataset, tmp_path / "out", to="parquet")
     assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_parquet_counts_what_it_takes():
+    schema = rf.sample_schema(
+        vocab_size=9,
+        columns=["rollout_log_probs", "candidate_counts", "candidate_ids"],
+    )
+    rows = [
+        {"sample_id": "a", "input_ids": [5, 6, 7], "completion_mask": [0, 1, 1],
+         "rollout_log_probs": [-0.5, 0.0], "candidate_counts": [3, 1],
+         "candidate_ids": [2, 6, 8, 7]},
+        {"sample_id": "b", "input_ids": [5], "completion_mask": [0], "rollout_log_probs": [],
+         "candidate_counts": [], "candidate_ids": []},
+    ]  # fmt: skip
+    report = ConversionReport()
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    parquet.to_samples([batch.slice(0, 1), batch.slice(1)], report=report)
+    ledgers = (
+        report.samples, report.tokens, report.targets, report.log_probs, report.candidates,
+        report.head_entries,
+    )  # fmt: skip
+    assert [ledger.taken for ledger in ledgers] == [2, 4, 2, 2, 4, 0]
+    assert report.unbalanced() == []
