@@ -21,7 +21,7 @@ import xxhash
 
 from ragged_format.adapters.conversion import find_files, read_payloads
 from ragged_format.digest import canonical_json, text_digest
-from ragged_format.errors import ConversionError, CorruptError, Where
+from ragged_format.errors import ConversionError, CorruptError, JobError, Where
 from ragged_format.record_files import (
     STDIN,
     Line,
@@ -165,13 +165,17 @@ class ForeignInputs:
         Ranges of plain JSON lines are about this long.
     ranges : bool
         Read everything now, to fingerprint and cut it; workers need not.
+    states : sequence of [size, time of change], optional
+        Of the files when they were fingerprinted. Default: as they are now.
     """
 
     def __init__(
-        self, files: Sequence[ForeignFile], *, task_bytes: int, ranges: bool = True
-    ) -> None:
+        self, files: Sequence[ForeignFile], *, task_bytes: int, ranges: bool = True,
+        states: Sequence[Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.files = list(files)
         self._facts: list[tuple[str, int]] = []
+        self._states = [_state(file) for file in self.files] if states is None else list(states)
         self._ranges: list[list[_Range]] = []
         for file in self.files if ranges else ():
             digest, size, parts = _examined(file, task_bytes)
@@ -193,13 +197,19 @@ class ForeignInputs:
     def refs(self) -> list[dict[str, Any]]:
         """Return what another process of this machine needs to open the same files."""
         return [
-            {"path": f.path, "shown": f.shown, "name": f.name, "kind": f.kind} for f in self.files
+            {"path": f.path, "shown": f.shown, "name": f.name, "kind": f.kind, "state": list(state)}
+            for f, state in zip(self.files, self._states, strict=True)
         ]
 
     @classmethod
     def from_refs(cls, refs: Sequence[Mapping[str, Any]]) -> ForeignInputs:
         """Open the files that :meth:`refs` describes."""
-        return cls([ForeignFile(**ref) for ref in refs], task_bytes=1, ranges=False)
+        files = [
+            ForeignFile(**{key: value for key, value in ref.items() if key != "state"})
+            for ref in refs
+        ]
+        states = [ref["state"] for ref in refs]
+        return cls(files, task_bytes=1, ranges=False, states=states)
 
     @property
     def nbytes(self) -> int:
@@ -240,6 +250,27 @@ class ForeignInputs:
                 yield from _shown(read_payloads(reader.payloads, [file.path], advance), file)
             else:
                 yield from _shown(read_lines([file.path], advance), file)
+            _require_unchanged(file, self._states[number])
+
+
+def _state(file: ForeignFile) -> list[int]:
+    """Return size and time of change of a file; zeros for what is no file."""
+    path = Path(file.path)
+    if not path.is_file():
+        return [0, 0]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _require_unchanged(file: ForeignFile, known: Sequence[int]) -> None:
+    """Raise if a file was changed since it was fingerprinted; lines may have been appended."""
+    now = _state(file)
+    if now != list(known) and not (file.kind == "lines" and now[0] > known[0]):
+        raise JobError(
+            "an input was changed while the job ran", where=Where(file=file.shown),
+            expected=f"{known[0]} bytes, as it was", got=f"{now[0]} bytes, changed since",
+            remedy="run the job again; leave its inputs as they are meanwhile",
+        )  # fmt: skip
 
 
 def _shown(lines: Iterator[Line], file: ForeignFile) -> Iterator[Line]:

@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ragged_format.schema import RaggedSchema
+    from ragged_pipeline.plan import Plan
 
-__all__ = ["TASK_BYTES", "Input", "Inputs", "Piece", "RecordInputs", "open_inputs"]
+__all__ = [
+    "TASK_BYTES",
+    "Input",
+    "Inputs",
+    "Piece",
+    "RecordInputs",
+    "open_inputs",
+    "require_planned",
+]
 
 # Bytes of input, uncompressed, that one task reads; each task makes one shard.
 TASK_BYTES = 256 << 20
@@ -282,6 +291,25 @@ class RecordInputs:
                     weights[-1] += weight
                     room -= weight
         return runs, weights
+
+
+def require_planned(inputs: Any, plan: Plan) -> None:
+    """Raise unless records that a worker opened are those of the plan; other inputs see to that.
+
+    Raises
+    ------
+    JobError
+        An input was replaced while the job ran (``RF-J001``).
+    """
+    if not isinstance(inputs, RecordInputs):
+        return
+    for source, planned in zip(inputs.inputs, plan.inputs, strict=True):
+        if source.to_json() != planned:
+            raise JobError(
+                "an input was replaced while the job ran", where=Where(file=source.place),
+                expected=f"fingerprint {planned.get('fingerprint')}", got=source.fingerprint,
+                remedy="run the job again; leave its inputs as they are meanwhile",
+            )  # fmt: skip
 
 
 def open_inputs(places: Sequence[str]) -> RecordInputs:

@@ -78,6 +78,7 @@ def run_task(
     try:
         temporary.mkdir()
         made: Made | None = None
+        spilled: dict[str, str] = {}
         batches = job.produce(plan, stage, task, context)
         if stage == len(plan.stages) - 1:
             path = output_file(work, plan, index)
@@ -85,10 +86,13 @@ def run_task(
         else:
             for _ in batches:
                 raise TypeError(f"{type(job).__name__} yields records before its last stage")
-            _settle(temporary, spill)
+            spilled = _settle(temporary, spill)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    record = {"figures": context.figures, "made": None if made is None else asdict(made)}
+    record = {
+        "figures": context.figures, "made": None if made is None else asdict(made),
+        "spilled": spilled,
+    }  # fmt: skip
     with create(_record(work, stage, index)) as file:
         text = canonical_json(record)
         file.write(text_digest(text).hex().encode() + b"\n" + text + b"\n")
@@ -110,8 +114,9 @@ def context_of(
     )  # fmt: skip
 
 
-def _settle(temporary: Path, final: Path) -> None:
-    """Make a directory of spilled files durable under its final name."""
+def _settle(temporary: Path, final: Path) -> dict[str, str]:
+    """Make a directory of spilled files durable under its final name; return their digests."""
+    digests: dict[str, str] = {}
     for path in sorted(temporary.rglob("*")):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -119,6 +124,7 @@ def _settle(temporary: Path, final: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            digests[path.relative_to(temporary).as_posix()] = file_digest(path)
         else:
             sync_directory(path)
     sync_directory(temporary)
@@ -129,6 +135,7 @@ def _settle(temporary: Path, final: Path) -> None:
         shutil.rmtree(final)
         temporary.rename(final)
     sync_directory(final.parent)
+    return digests
 
 
 def output_file(work: Path, plan: Plan, index: int) -> Path:
@@ -175,11 +182,28 @@ def finished(
         return None
     made = record["made"]
     if made is None:
-        return record if (work / f"{stage:02d}-{index:06d}.d").is_dir() else None
+        folder = work / f"{stage:02d}-{index:06d}.d"
+        return record if _spilled_digests(folder) == record.get("spilled") else None
     path = output_file(work, plan, index)
     if moved is not None and moved.exists() and not path.exists():
         path = moved
     return record if _unharmed(path, Made(**made)) else None
+
+
+def _spilled_digests(folder: Path) -> dict[str, str] | None:
+    """Return the digests of spilled files, ``None`` if they cannot be read."""
+    try:
+        return (
+            {
+                path.relative_to(folder).as_posix(): file_digest(path)
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
+            if folder.is_dir()
+            else None
+        )
+    except OSError:
+        return None
 
 
 def _unharmed(path: Path, made: Made) -> bool:

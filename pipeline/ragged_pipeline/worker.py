@@ -78,6 +78,7 @@ def _read(lines: queue.SimpleQueue[str]) -> None:
 def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
     import pyarrow as pa
 
+    from ragged_pipeline.inputs import require_planned
     from ragged_pipeline.plan import Plan
     from ragged_pipeline.tasks import run_task
 
@@ -87,6 +88,7 @@ def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
     work = Path(setup["work"])
     plan = Plan.from_json((work / "plan.json").read_bytes())
     inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
+    require_planned(inputs, plan)
 
     def do(stage: int, task: int) -> dict[str, Any]:
         waiting, last = 0, time.monotonic()
