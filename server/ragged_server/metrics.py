@@ -120,6 +120,10 @@ class _OfStore(Collector):
             "ragged_storage_failed", "1 if the disk takes no writes.",
             value=float(status.failure is not None),
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            "ragged_upkeep_failed", "1 if sealing or removing fails; it is tried again.",
+            value=float(status.upkeep_failure is not None),
+        )  # fmt: skip
         if status.last_commit_s is not None:
             yield GaugeMetricFamily(
                 "ragged_last_commit_timestamp_seconds", "Time of the last commit.",

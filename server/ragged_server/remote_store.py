@@ -9,6 +9,7 @@ finished messages.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import queue
 import socket
@@ -44,6 +45,7 @@ from ragged_server.store import Store
 
 __all__ = ["RemoteStore", "StoreServer"]
 
+_log = logging.getLogger("ragged_server.remote_store")
 # Reads of all workers that run at a time.
 READERS = 8
 
@@ -415,8 +417,7 @@ class RemoteStore:
                 head, body = frame
                 if "op" in head:
                     self._learn(head)
-                    for callback in self._callbacks:
-                        callback()
+                    self._tell()
                     continue
                 with self._lock:
                     call = self._pending.pop(head["id"])
@@ -430,6 +431,13 @@ class RemoteStore:
             self._fail(detail)
             if self._sock is not None:
                 self._sock.close()
+
+    def _tell(self) -> None:
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it must not end the thread that all calls need
+                _log.exception("a subscriber failed")
 
     def _learn(self, facts: Head) -> None:
         if self._schema is None and facts["schema"] is not None:

@@ -143,8 +143,17 @@ def test_status_and_metrics_agree_with_what_was_stored(tmp_path):
         assert float(values["ragged_log_records"]) == 2
         assert float(values["ragged_duplicate_records_total"]) == 1
         assert float(values["ragged_ready"]) == 1
+        assert float(values["ragged_upkeep_failed"]) == 0
         label = '{method="POST",route="/v1/samples",status="201"}'
         assert float(values[f"ragged_http_requests_total{label}"]) == 1
+
+
+def test_a_failure_of_upkeep_is_in_the_metrics(tmp_path):
+    with serving(tmp_path) as c:
+        c.context.store._upkeep.stop()
+        c.context.store._upkeep.failure = "no space left"
+        assert "\nragged_upkeep_failed 1.0\n" in c.get("/metrics").text
+        assert c.get("/v1/status").json()["store"]["upkeep_failure"] == "no space left"
 
 
 @pytest.mark.parametrize("path", ["/v1/samples", "/v1/status", "/metrics"])

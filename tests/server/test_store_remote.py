@@ -103,6 +103,23 @@ def test_waiting_and_subscribing(pair):
     end()
 
 
+def test_a_subscriber_that_fails_hurts_nobody(pair, caplog):
+    store, remote = pair
+    failed, called = threading.Event(), threading.Event()
+
+    def faulty():
+        failed.set()
+        raise ZeroDivisionError
+
+    remote.subscribe(faulty)
+    remote.subscribe(called.set)
+    store.append(request(samples(1))).result(30)
+    assert failed.wait(30)
+    assert called.wait(30)
+    assert remote.append(request(samples(1, prefix="b"))).result(30).stored == 1
+    assert "a subscriber failed" in caplog.text
+
+
 def push(path, worker, results):
     with RemoteStore(path) as remote:
         futures = [

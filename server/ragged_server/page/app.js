@@ -62,7 +62,8 @@ function drawStatus(status) {
     showBanner(`The server takes no samples: ${store.failure}`);
   } else {
     showState(server.not_ready ? "wait" : "good", server.not_ready ?? "ready");
-    showBanner("");
+    const upkeep = store.upkeep_failure;
+    showBanner(upkeep ? `Samples are taken, but segments are not sealed or removed: ${upkeep}` : "");
   }
   history.add(performance.now() / 1000, store);
   drawOverview(status, history);
