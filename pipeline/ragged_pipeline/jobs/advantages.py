@@ -96,6 +96,8 @@ class Advantages(Exchange):
                 "advantages need samples with rewards in groups",
                 expected="samples with the columns group_id and reward",
                 got=f"profile {inputs.ragged.profile!r} without {', '.join(lacking) or 'either'}",
+                remedy="put reward and group_id beside request and response of the records that "
+                "are converted, or declare them when samples are written",
             )  # fmt: skip
 
     def output_schema(self, inputs: RecordInputs) -> pa.Schema:
