@@ -113,8 +113,10 @@ class Ledger:
             self._used[account] = (window, used[0] + records, used[1] + size)
 
     def removed(self, sequence: int, now: float) -> None:
-        """Note that the records below `sequence` were removed from the log."""
-        self._removed.append((sequence, now))
+        """Note that the records below `sequence` were removed from the log, if that is new."""
+        known = self._removed[-1][0] if self._removed else self.floor
+        if sequence > known:
+            self._removed.append((sequence, now))
 
     def raise_floor(self, now: float) -> int:
         """Return the floor, raised to what was removed longer ago than the dedupe window."""

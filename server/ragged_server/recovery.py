@@ -154,6 +154,8 @@ def recover(
             ) from err  # fmt: skip
     log.commits = max(log.commits, ledger.commit)
     ledger.commit = log.commits
+    # A server may have ended between removing records and writing that down.
+    ledger.removed(log.first_sequence, clock())
     index, table, rebuilt = _index(folder, log, ledger.floor)
     return Recovered(
         log_id, log, index, table, ledger, known, len(scans), cut_bytes, cut_batches, removed,

@@ -1,6 +1,7 @@
 """Sealing, retention and what stays valid over both."""
 
 import errno
+import logging
 import threading
 import time
 from dataclasses import replace
@@ -270,6 +271,17 @@ def test_retention_by_age_expires_cursors(tmp_path):
         assert store.status().next_sequence == 20
 
 
+def test_what_upkeep_does_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "ragged_server.upkeep")
+    with retained(tmp_path, [0.0], retain_bytes=1) as store:
+        fill(store, 5)
+        settled(store, lambda: store.status().oldest_sequence == 16)
+    lines = [record for record in caplog.records if record.name == "ragged_server.upkeep"]
+    sealed_records = [line.records for line in lines if line.msg == "segment_sealed"]
+    assert sum(sealed_records) >= 16
+    assert [line.oldest_sequence for line in lines if line.msg == "shards_removed"][-1] == 16
+
+
 def test_retention_by_bytes_keeps_the_newest(tmp_path):
     with retained(tmp_path, [0.0], retain_bytes=1) as store:
         fill(store, 5)
@@ -469,3 +481,17 @@ def test_a_segment_goes_when_its_keys_are_saved_later(tmp_path, monkeypatch):
         assert len(list((tmp_path / "log").glob("segment-*"))) == 2
         failing.clear()
         settled(store, lambda: not list((tmp_path / "log").glob("segment-*")))
+
+
+def test_ids_are_forgotten_although_the_server_ended_while_it_removed(tmp_path, monkeypatch):
+    """Else they were duplicates for ever, of records that are not there."""
+    batch = samples(8, prefix="gone-")
+    with Store(tmp_path, SMALL) as store:
+        store.append(request(batch)).result()
+        sealed(store, 1)
+    with monkeypatch.context() as patch, Store(tmp_path, replace(SMALL, retain_bytes=0)) as store:
+        patch.setattr("ragged_server.ledger.Ledger.removed", lambda *_: None)
+        settled(store, lambda: not store._log.shards)
+    with Store(tmp_path, SMALL) as store:
+        settled(store, lambda: store._index.floor == 8)
+        assert store.append(request(batch)).result().stored == 8
