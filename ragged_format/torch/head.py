@@ -238,6 +238,8 @@ class _Scorer:
         self.host_counts: HostCounts = counts_array(host)
         _check_counts(self.host_counts, len(target_ids), len(candidate_ids))
         device = hidden.device
+        if device.type == pred_index.device.type == "cpu":  # elsewhere this would wait for it
+            _check_positions(pred_index, len(hidden))
         self._ids = candidate_ids.to(device, torch.int64)
         self._counts = candidate_counts.to(device, torch.int64)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -383,6 +385,18 @@ def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) ->
             got=f"counts of shape {host.shape}, sum {host.sum()}",
             remedy="pass the counts of these candidates",
         )  # fmt: skip
+
+
+def _check_positions(pred_index: Tensor, rows: int) -> None:
+    outside = (pred_index < 0) | (pred_index >= rows)
+    if not bool(outside.any()):
+        return
+    first = int(outside.nonzero()[0, 0])
+    raise InvariantError(
+        "a position is none of the hidden states", code="RF-I034",
+        where=Where(column="pred_index", position=first), expected=f"0 <= position < {rows}",
+        got=int(pred_index[first]), remedy="pass the hidden states of the whole row",
+    )  # fmt: skip
 
 
 def _check_ids(ids: Tensor, column: str, start: int, size: int) -> None:

@@ -126,6 +126,15 @@ def test_a_label_outside_its_set_is_an_error_or_flagged_never_rescored(chunk):
     assert hidden.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("stray", [-1, 7])
+def test_a_position_without_hidden_states_is_an_error(stray):
+    hidden, weight, index, labels, ids, counts = case(6, sizes=(3, 8))
+    index[4] = stray
+    with pytest.raises(rf.InvariantError, match="RF-I034") as caught:
+        support_log_probs(hidden, weight, index, labels, ids, counts)
+    assert (caught.value.where.position, caught.value.got) == (4, stray)
+
+
 @pytest.mark.parametrize("stray", [-1, 23, 10_000])
 def test_an_id_that_the_weight_lacks_is_an_error(stray):
     hidden, weight, index, labels, ids, counts = case(6, sizes=(3, 8))
