@@ -163,6 +163,7 @@ class Upkeep:
             batch_bytes=self._settings.batch_bytes,
         )  # fmt: skip
         self._log.seal(segment, [shard])
+        _log.info("segment_sealed", extra={"records": segment.rows, "shard": shard.name})
         self._sealed.append(segment.path)
         self._settle()
 
@@ -186,6 +187,8 @@ class Upkeep:
         if gone:
             unlist(self._directory, gone, self._log_id)
             self._log.drop(gone)
+            oldest = gone[-1].end_sequence
+            _log.info("shards_removed", extra={"shards": len(gone), "oldest_sequence": oldest})
             with self._ledger_lock:
                 self._ledger.removed(gone[-1].end_sequence, now)
             for shard in gone:
