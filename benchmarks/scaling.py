@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.scaling FILE... --tokens 10e9`` reads what ``python -m benchmarks.pipeline``
 wrote with ``--json``, takes each job at its largest scale, and prints two Markdown tables: the cost
-per million tokens of the input, and what so many tokens take, which is the first one times a number.
+per million tokens of the input, and what so many tokens take, the first one times a number.
 Then it writes and reads a manifest of as many shards.
 """
 
@@ -112,7 +112,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             cost = manifest_cost(shards, Path(folder))
         print(
-            f"\nA manifest of {shards:,} shards: {cost['bytes'] / 1e6:.2f} MB; CPU time: written in "
+            f"\n{shards:,} shards in a manifest: {cost['bytes'] / 1e6:.2f} MB, CPU: written in "
             f"{cost['write'] * 1e3:.0f} ms, read and checked in {cost['read'] * 1e3:.0f} ms."
         )
 
