@@ -6,6 +6,7 @@ bytes do not: they map the real file.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ class LogFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make data and size durable."""
+        """Make data and size durable, in a file that has a name."""
         ...
 
     def close(self) -> None:
@@ -94,6 +95,9 @@ class _RealFile:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+        # Else records would be acknowledged that nobody finds again.
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "somebody removed the file")
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ragged_format.errors import RaggedError
 from ragged_format.ragged import concat, take
 from ragged_server.cursors import encode_cursor
+from ragged_server.errors import LogDamagedError, StorageFailedError
 from ragged_server.prepare import NO_VERSION, policy_versions
 from ragged_server.records import Page
 from ragged_server.share import in_share
@@ -89,7 +91,41 @@ def read_page(
         For cursors.
     max_bytes, rank, world_size, min_policy_version
         As :meth:`Store.read`.
+
+    Raises
+    ------
+    LogDamagedError
+        A segment or shard is gone or damaged.
+    StorageFailedError
+        It cannot be read now.
     """
+    try:
+        return _read_page(
+            parts, start, end, log_id, max_bytes, rank, world_size, min_policy_version
+        )
+    except (RaggedError, FileNotFoundError) as err:
+        raise LogDamagedError(
+            "records of the log cannot be read: a file is gone or damaged",
+            expected="all segments and shards", got=type(err).__name__,
+            remedy="restore the directory from a copy; the log of the server says which file",
+        ) from err  # fmt: skip
+    except OSError as err:
+        raise StorageFailedError(
+            "records of the log cannot be read now", expected="a healthy disk", got=err.strerror,
+            retry_after_s=5.0, remedy="check the disk and the limit of open files",
+        ) from err  # fmt: skip
+
+
+def _read_page(
+    parts: Sequence[Part],
+    start: int,
+    end: int,
+    log_id: bytes,
+    max_bytes: int,
+    rank: int,
+    world_size: int,
+    min_policy_version: int | None,
+) -> Page:
     position, left = start, max_bytes
     batches: list[pa.RecordBatch] = []
     cursors: list[str] = []

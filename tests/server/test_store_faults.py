@@ -2,6 +2,7 @@
 
 import errno
 import random
+import shutil
 import time
 from contextlib import suppress
 
@@ -12,6 +13,7 @@ from support.store_kit import everything, ids_of, request, samples, stored_ids
 from ragged_server.errors import (
     ClosedStoreError,
     ConflictError,
+    LogDamagedError,
     StorageFailedError,
     StorageFullError,
 )
@@ -240,3 +242,24 @@ def test_a_fault_of_the_writer_itself_is_heard(tmp_path):
         assert store.status().failure
     with pytest.raises(ClosedStoreError):
         store.append(request(samples(1)))
+
+
+def test_nothing_is_acknowledged_into_a_file_that_was_removed(tmp_path):
+    with Store(tmp_path, StoreSettings()) as store:
+        store.append(request(samples(2, prefix="a"))).result()
+        (path,) = (tmp_path / "log").glob("segment-*")
+        path.unlink()
+        with pytest.raises(StorageFailedError, match="sync of a segment failed"):
+            store.append(request(samples(2, prefix="b"))).result()
+        store.append(request(samples(2, prefix="b"))).result()
+    # What is lost is told, and no sequence is used twice.
+    with pytest.raises(LogDamagedError, match="missing between"):
+        Store(tmp_path, StoreSettings()).open()
+
+
+def test_reading_what_is_gone_is_damage_of_the_log(tmp_path):
+    with Store(tmp_path, StoreSettings()) as store:
+        store.append(request(samples(2))).result()
+        shutil.rmtree(tmp_path / "log")
+        with pytest.raises(LogDamagedError, match="gone or damaged"):
+            store.read(None, max_bytes=1)

@@ -375,8 +375,9 @@ def test_a_missing_shard_is_an_error_of_the_reader_only(tmp_path):
         sealed(store, 1)
         (shard,) = tmp_path.glob("shard-*")
         shard.write_bytes(shard.read_bytes()[:-1])
-        with pytest.raises(BrokenShardError):
+        with pytest.raises(LogDamagedError) as caught:
             store.read(None, max_bytes=ROOM)
+        assert isinstance(caught.value.__cause__, BrokenShardError)
         fill(store, 1, start=2)
 
 
