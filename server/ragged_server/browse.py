@@ -11,6 +11,7 @@ import pyarrow.types as pt
 
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD, RaggedSchema
+from ragged_server.problems import shortened
 from ragged_server.texts import Texts
 
 __all__ = ["SHOWN_ELEMENTS", "record_json", "summaries"]
@@ -41,10 +42,10 @@ def summaries(batch: pa.RecordBatch, first_sequence: int) -> list[dict[str, Any]
     return [
         {
             "sequence": first_sequence + number,
-            "sample_id": row["sample_id"],
+            "sample_id": shortened(row["sample_id"]),
             "tokens": len(batch.column("input_ids")[number]),
             "targets": int(_flat(batch, number, "completion_mask").sum()),
-            **{name: row[name] for name in names},
+            **{name: _shown(row[name]) for name in names},
         }
         for number, row in enumerate(rows)
     ]
@@ -166,4 +167,9 @@ def _scalars(batch: pa.RecordBatch, schema: RaggedSchema) -> dict[str, Any]:
         if column.axis == RECORD and not pt.is_binary(batch.schema.field(column.name).type)
     ]
     scalars: dict[str, Any] = batch.select(names).to_pylist()[0]
-    return scalars
+    return {name: _shown(value) for name, value in scalars.items()}
+
+
+def _shown(value: Any) -> Any:
+    """Return a value, text cut: it may be as long as a request, and a list has a hundred."""
+    return shortened(value) if isinstance(value, str) else value

@@ -15,10 +15,24 @@ from ragged_server.codes import CODES
 from ragged_server.context import Context
 from ragged_server.http_errors import NotFoundError, NotReadyError
 from ragged_server.metrics import CONTENT_TYPE
+from ragged_server.respond import parameters_of
 
-__all__ = ["context_of", "require", "router"]
+__all__ = ["context_of", "known_parameters", "require", "router"]
 
-router = APIRouter()
+
+async def known_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not have, and those that are there twice.
+
+    Raises
+    ------
+    BadRequestError
+        See :func:`ragged_server.respond.parameters_of`.
+    """
+    parameters = request.scope["route"].dependant.query_params
+    parameters_of(request.scope, [parameter.alias for parameter in parameters])
+
+
+router = APIRouter(dependencies=[Depends(known_parameters)])
 
 
 def context_of(request: Request) -> Context:

@@ -94,12 +94,28 @@ def test_list_of_records(page):
         "/v1/browse?sequence=-1", "/v1/browse?count=0", "/v1/browse?count=101",
         "/v1/browse?sequence=x", "/v1/browse?sequence=9223372036854775808", "/v1/browse/x",
         "/v1/browse/-1", "/v1/browse/0?start=-1", "/v1/browse/0?count=1025", "/v1/shards?count=0",
+        "/v1/browse?limit=1", "/v1/browse?count=1&count=2", "/v1/browse/0?x", "/v1/shards?a=1",
+        "/v1/status?x=1", "/metrics?a=", "/healthz?q=1", "/readyz?q=1", "/version?q=1",
+        "/problems/RF-H001?q=1",
     ],
 )  # fmt: skip
 def test_parameters_are_bounded(page, path):
     answer = page.get(path)
     assert answer.status_code == 400
     assert answer.json()["code"] == "RF-H001"
+
+
+def test_long_text_is_cut(page):
+    """Ids may be as long as a request, and a list has a hundred records."""
+    batch = records([4] * 3)
+    name = "n" * 100_000
+    at = batch.schema.get_field_index("sample_id")
+    long = batch.set_column(at, batch.schema.field(at), pa.array([name, f"a{name}", f"b{name}"]))
+    assert post(page, stream_bytes([long])).status_code == 201
+    listed = page.get("/v1/browse")
+    assert len(listed.content) < 10_000
+    assert listed.json()["records"][0]["sample_id"].startswith("nnn")
+    assert len(page.get("/v1/browse/1").content) < 10_000
 
 
 def test_a_record_that_is_not_there(page):

@@ -16,7 +16,7 @@ from ragged_server.context import Context
 from ragged_server.cursors import encode_cursor
 from ragged_server.http_errors import NotFoundError
 from ragged_server.problems import MEDIA_TYPE, STATUSES
-from ragged_server.routes import context_of, require
+from ragged_server.routes import context_of, known_parameters, require
 from ragged_server.seal import LINEAGE_KEY, current_manifest
 from ragged_server.shards import ShardFacts
 from ragged_server.texts import Texts
@@ -44,6 +44,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+_GUARDS = [Depends(require("read")), Depends(known_parameters)]
 _MOST_RECORDS = 100
 _MOST_TOKENS = 1024
 # Read at a time to list records.
@@ -104,7 +105,7 @@ def _texts(context: Context) -> Texts:
 
 @router.get(
     "/v1/browse", tags=["page"], summary="Records in short, one after the other",
-    dependencies=[Depends(require("read"))], responses=_PROBLEMS,
+    dependencies=_GUARDS, responses=_PROBLEMS,
 )  # fmt: skip
 def browse(
     request: Request,
@@ -138,7 +139,7 @@ def browse(
 
 @router.get(
     "/v1/browse/{sequence}", tags=["page"], summary="One record, a window of its tokens",
-    dependencies=[Depends(require("read"))], responses=_PROBLEMS,
+    dependencies=_GUARDS, responses=_PROBLEMS,
 )  # fmt: skip
 def browse_record(
     request: Request,
@@ -170,7 +171,7 @@ def _record(context: Context, sequence: int) -> pa.RecordBatch:
 
 @router.get(
     "/v1/shards", tags=["page"], summary="Sealed shards of the dataset, newest first",
-    dependencies=[Depends(require("read"))], responses=_PROBLEMS,
+    dependencies=_GUARDS, responses=_PROBLEMS,
 )  # fmt: skip
 def shards(
     request: Request,
