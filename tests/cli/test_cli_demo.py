@@ -1,6 +1,7 @@
 """`ragged demo`: the main job, its figures, and what it leaves alone."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,11 @@ def test_without_torch_the_last_stages_are_skipped(invoke, invoke_json, here, mo
     found = json.loads(invoke("demo", "--json").stdout)
     assert list(found["seconds"]) == ["convert", "validate", "pack"]
     assert found["padding"] == {"slots": 0, "used": 0, "avoided": 0.0}
+
+
+@pytest.mark.parametrize(("worth_s", "is_told"), [(-1.0, True), (1e9, False)])
+def test_compiling_is_no_part_of_the_times(invoke, tmp_path, monkeypatch, worth_s, is_told):
+    module = sys.modules["ragged_format.cli.demo"]
+    monkeypatch.setattr(module, "_WORTH_A_WORD_S", worth_s)
+    shown = invoke("demo", tmp_path / "data").output
+    assert ("The parser was compiled first" in shown) == is_told
