@@ -12,13 +12,13 @@ from ragged_format.canonical import require_same
 from ragged_format.errors import RaggedError, Where
 from ragged_format.known_schemas import KnownSchema, known_schema
 from ragged_server.commits import Remembered
-from ragged_server.errors import ConflictError
+from ragged_server.errors import ClosedStoreError, ConflictError, QueueFullError
 from ragged_server.index import IdIndex
 from ragged_server.ledger import Ledger, require_fingerprint
 from ragged_server.prepare import subset
-from ragged_server.records import Appended, AppendRequest, Bytes
+from ragged_server.records import Appended, AppendRequest, Bytes, StoreSettings
 
-__all__ = ["Group", "Waiting"]
+__all__ = ["Group", "Waiting", "closed_store", "queue_full"]
 
 
 @dataclass(slots=True)
@@ -35,6 +35,24 @@ class Waiting:
     request: AppendRequest
     future: Future[Appended]
     nbytes: int
+
+
+def queue_full(settings: StoreSettings, requests: int, nbytes: int) -> QueueFullError:
+    """Return the error for a request that comes while so much waits."""
+    return QueueFullError(
+        "too much waits for the disk",
+        expected=f"<= {settings.queue_requests} requests, {settings.queue_bytes} bytes",
+        got=f"{requests} requests, {nbytes} bytes", retry_after_s=1.0,
+        remedy="send the request again a little later",
+    )  # fmt: skip
+
+
+def closed_store(state: str) -> ClosedStoreError:
+    """Return the error for a call while the store is not open."""
+    return ClosedStoreError(
+        "the store is not open", expected="open", got=state, retry_after_s=5.0,
+        remedy="open it first" if state == "new" else "send the request to the server's successor",
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,8 +33,8 @@ class AnyStore(Protocol):
         """Schema of the log; ``None`` before the first request."""
         ...
 
-    def append(self, request: AppendRequest) -> Future[Appended]:
-        """Store a request; the future resolves when it is durable."""
+    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
+        """Store requests, each by itself; a future resolves when its request is durable."""
         ...
 
     def read(

@@ -220,7 +220,8 @@ def _arrow(
         source = pa.py_buffer(body.data)
     limits = ContentLimits(settings)
     level: Literal["full", "off"] = "full" if validated else "off"
-    batches, messages = [], []
+    batches: list[pa.RecordBatch] = []
+    messages = []
     decoded = 0
     try:
         reader = StreamReader(source, validate=level, max_message_bytes=limit)

@@ -111,9 +111,8 @@ class Decoders:
         size = len(jobs[0].body.data)
         if not _is_small(jobs[0]):
             return jobs
-        # Its part only: other threads may be idle.
-        most = min(TOGETHER, 1 + len(self._waiting) // len(self._threads))
-        while self._waiting and len(jobs) < most and _is_small(self._waiting[0]):
+        # All that waits, though other threads may be idle: they would take turns with this one.
+        while self._waiting and len(jobs) < TOGETHER and _is_small(self._waiting[0]):
             size += len(self._waiting[0].body.data)
             if size > TOGETHER_BYTES:
                 break
@@ -123,16 +122,20 @@ class Decoders:
     def _work(self, jobs: Sequence[Job]) -> list[Callable[[], None]]:
         """Hand requests over to the store; return what tells of those that are refused."""
         refused: list[Callable[[], None]] = []
+        accepted: list[tuple[_Finish, Any]] = []
         for job, found in zip(jobs, self._decode(jobs), strict=True):
             if isinstance(found, BaseException):
                 refused.append(partial(job.on_stored, None, found, None))
                 continue
             try:
-                pending = job.store.append(_request(job, found))
+                accepted.append((_Finish(job, found.report), _request(job, found)))
             except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
                 refused.append(partial(job.on_stored, None, err, None))
-                continue
-            pending.add_done_callback(_Finish(job, found.report))
+        if accepted:
+            # All at once: one commit takes them.
+            pending = jobs[0].store.append_all([request for _, request in accepted])
+            for (finish, _), future in zip(accepted, pending, strict=True):
+                future.add_done_callback(finish)
         return refused
 
     def _decode(self, jobs: Sequence[Job]) -> Sequence[Decoded | BaseException]:

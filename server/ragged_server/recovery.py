@@ -31,7 +31,7 @@ from ragged_server.seal import LINEAGE_KEY, adopt, claim, current_manifest, seal
 from ragged_server.segments import Scan, Segment, scan_segment, segment_sequence
 from ragged_server.shards import SealedShard
 
-__all__ = ["DirectoryLock", "Recovered", "recover"]
+__all__ = ["DirectoryLock", "Recovered", "recover", "unwritable"]
 
 IDENTITY_NAME = "server.json"
 # Ids of a run that is made anew at a time.
@@ -344,3 +344,12 @@ def _entries(parts: Sequence[Part], start: int, stop: int) -> Iterator[tuple[int
             digests = np.concatenate([digests for _, digests in pending])
             yield first, position, Entries.of(ids, digests, np.arange(first, position))
             pending, first = [], position
+
+
+def unwritable(directory: Path, err: OSError) -> StorageFailedError:
+    """Return the error for a directory of which no store can be made."""
+    return StorageFailedError(
+        "the directory cannot be used", where=Where(file=str(directory)),
+        expected="a directory that this process may write", got=str(err),
+        remedy="change its owner or mode, or choose another one",
+    )  # fmt: skip

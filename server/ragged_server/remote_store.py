@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -328,6 +328,10 @@ class RemoteStore:
         head, body = request_to_frame(request)
         self._call(head, body).add_done_callback(done)
         return out
+
+    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
+        """Queue requests, each by itself; see :meth:`Store.append_all`."""
+        return [self.append(request) for request in requests]
 
     def read(
         self,

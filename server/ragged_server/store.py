@@ -11,16 +11,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
-from ragged_format.errors import RaggedError, Where
+from ragged_format.errors import RaggedError
 from ragged_format.known_schemas import KnownSchema
-from ragged_server.admission import Group, Waiting
+from ragged_server.admission import Group, Waiting, closed_store, queue_full
 from ragged_server.counters import Counters
 from ragged_server.cursors import decode_cursor, encode_cursor
 from ragged_server.errors import (
@@ -45,7 +45,7 @@ from ragged_server.records import (
     StoreSettings,
     StoreStatus,
 )
-from ragged_server.recovery import DirectoryLock, recover
+from ragged_server.recovery import DirectoryLock, recover, unwritable
 from ragged_server.share import check_share
 from ragged_server.upkeep import Upkeep
 
@@ -128,24 +128,24 @@ class Store:
             The directory cannot be written.
         """
         if self._state != "new":
-            raise _closed(self._state)
+            raise closed_store(self._state)
         started = time.monotonic()
         folder = self.directory / "log"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = DirectoryLock(folder)
         except (PermissionError, FileExistsError, NotADirectoryError) as err:
-            raise _unwritable(self.directory, err) from err
+            raise unwritable(self.directory, err) from err
         except OSError as err:
             if isinstance(err, RaggedError):
                 raise
-            raise _unwritable(self.directory, err) from err
+            raise unwritable(self.directory, err) from err
         try:
             found = recover(self.directory, self.settings, self._layer, self._clock)
         except BaseException as err:
             self._lock.release()
             if isinstance(err, OSError) and not isinstance(err, RaggedError):
-                raise _unwritable(self.directory, err) from err
+                raise unwritable(self.directory, err) from err
             raise
         self.log_id = found.log_id
         self._log: Log = found.log
@@ -188,28 +188,48 @@ class Store:
         ClosedStoreError
             The store is not open.
         """
-        future: Future[Appended] = Future()
-        # Nobody may take back what the writer has in hand.
-        future.set_running_or_notify_cancel()
-        waiting = Waiting(request, future, request.nbytes)
-        settings = self.settings
-        with self._changed:
-            if self._state != "open":
-                raise _closed(self._state)
-            if self._queue and (
-                len(self._queue) >= settings.queue_requests
-                or self._queue_bytes + waiting.nbytes > settings.queue_bytes
-            ):
-                raise QueueFullError(
-                    "too much waits for the disk",
-                    expected=f"<= {settings.queue_requests} requests, {settings.queue_bytes} bytes",
-                    got=f"{len(self._queue)} requests, {self._queue_bytes} bytes",
-                    retry_after_s=1.0, remedy="send the request again a little later",
-                )  # fmt: skip
-            self._queue.append(waiting)
-            self._queue_bytes += waiting.nbytes
-            self._changed.notify()
+        (future,) = self.append_all([request])
+        if future.done() and isinstance(
+            error := future.exception(), QueueFullError | ClosedStoreError
+        ):
+            raise error
         return future
+
+    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
+        """Queue requests, each by itself, in a way that one commit can take them all.
+
+        See :meth:`append`; all errors are the futures'.
+        """
+        entries = []
+        for request in requests:
+            future: Future[Appended] = Future()
+            # Nobody may take back what the writer has in hand.
+            future.set_running_or_notify_cancel()
+            entries.append(Waiting(request, future, request.nbytes))
+        refused: list[tuple[Waiting, RaggedError]] = []
+        with self._changed:
+            for entry in entries:
+                error = self._why_refused(entry)
+                if error is not None:
+                    refused.append((entry, error))
+                    continue
+                self._queue.append(entry)
+                self._queue_bytes += entry.nbytes
+            self._changed.notify()
+        for entry, error in refused:
+            entry.future.set_exception(error)
+        return [entry.future for entry in entries]
+
+    def _why_refused(self, entry: Waiting) -> RaggedError | None:
+        settings = self.settings
+        if self._state != "open":
+            return closed_store(self._state)
+        if self._queue and (
+            len(self._queue) >= settings.queue_requests
+            or self._queue_bytes + entry.nbytes > settings.queue_bytes
+        ):
+            return queue_full(settings, len(self._queue), self._queue_bytes)
+        return None
 
     def read(
         self,
@@ -348,7 +368,7 @@ class Store:
 
     def _snapshot(self) -> tuple[tuple[Any, ...], int]:
         if self._state == "new":
-            raise _closed(self._state)
+            raise closed_store(self._state)
         # The end first: what it counts is in the parts that are taken after it.
         end = self._log.end_sequence
         return self._log.parts, end
@@ -475,18 +495,3 @@ class Store:
         ):
             self._log.close_segment()
             self._upkeep.wake()
-
-
-def _closed(state: str) -> ClosedStoreError:
-    return ClosedStoreError(
-        "the store is not open", expected="open", got=state, retry_after_s=5.0,
-        remedy="open it first" if state == "new" else "send the request to the server's successor",
-    )  # fmt: skip
-
-
-def _unwritable(directory: Path, err: OSError) -> StorageFailedError:
-    return StorageFailedError(
-        "the directory cannot be used", where=Where(file=str(directory)),
-        expected="a directory that this process may write", got=str(err),
-        remedy="change its owner or mode, or choose another one",
-    )  # fmt: skip

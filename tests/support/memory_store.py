@@ -36,6 +36,9 @@ class MemoryStore:
         self.finish(future, request)
         return future
 
+    def append_all(self, requests):
+        return [self.append(request) for request in requests]
+
     def release(self):
         self.hold = False
         for future, request in self.held:
