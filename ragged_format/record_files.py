@@ -91,7 +91,7 @@ def find_inputs(paths: Iterable[str], suffixes: tuple[str, ...] = JSON_SUFFIXES)
                 "there is no input file", where=Where(file=path), expected="a file or directory",
                 got="nothing", remedy="check the path",
             )  # fmt: skip
-        inside = sorted(str(p) for p in Path(path).rglob("*") if p.name.endswith(names))
+        inside = sorted(str(p) for p in _files_in(path) if p.name.endswith(names))
         if not inside:
             raise DatasetNotFoundError(
                 "the directory has no input file", where=Where(file=path),
@@ -99,6 +99,10 @@ def find_inputs(paths: Iterable[str], suffixes: tuple[str, ...] = JSON_SUFFIXES)
             )  # fmt: skip
         out.extend(inside)
     return out
+
+
+def _files_in(directory: str) -> Iterator[Path]:
+    return (path for path in Path(directory).rglob("*") if path.is_file())
 
 
 def total_bytes(files: Iterable[str]) -> int | None:
@@ -241,7 +245,7 @@ def _lines(chunks: Iterable[bytes], file: str) -> Iterator[bytes]:
 def _document(text: bytes, file: str) -> Iterator[Line]:
     try:
         value = json.loads(text)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ConversionError(
             "the file is not JSON", where=Where(file=file), expected="a JSON object or list",
             got=err, remedy="name a file of one record a line .jsonl",

@@ -22,6 +22,7 @@ import xxhash
 from ragged_format.adapters.conversion import find_files, read_payloads
 from ragged_format.digest import canonical_json, text_digest
 from ragged_format.errors import ConversionError, CorruptError, JobError, Where
+from ragged_format.local_files import local_path
 from ragged_format.record_files import (
     STDIN,
     Line,
@@ -94,7 +95,8 @@ def find_foreign(reader: Reader, places: Sequence[str]) -> list[ForeignFile]:
         if is_remote(place):
             out += _remote(reader, place)
             continue
-        root = Path(place)
+        root = local_path(place)
+        place = str(root)
         if reader.payloads is not None:
             paths = find_files(reader, [place])
             out += [ForeignFile(p, p, _name(p, root), "own") for p in paths]
@@ -148,7 +150,7 @@ def _hf_files(root: Path) -> list[Path] | None:
 def _listed(path: Path, pick: Callable[[Any], list[str]]) -> list[str]:
     try:
         return [str(name) for name in pick(json.loads(path.read_bytes()))]
-    except (ValueError, KeyError, TypeError) as err:
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise CorruptError(
             "the description of a Hugging Face dataset is malformed", where=Where(file=str(path)),
             expected="what save_to_disk writes", got=repr(err),
@@ -369,7 +371,7 @@ def _group_rows(file: ForeignFile) -> list[int]:
 def _broken_table(file: ForeignFile, err: Exception) -> CorruptError:
     return CorruptError(
         "Arrow cannot read the table", where=Where(file=file.shown),
-        expected=f"an {file.kind} file", got=str(err),
+        expected=f"{'a Parquet' if file.kind == 'parquet' else 'an Arrow'} file", got=str(err),
     )  # fmt: skip
 
 

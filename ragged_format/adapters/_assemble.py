@@ -267,7 +267,7 @@ def _fits(name: str, value: Any) -> bool:
     if name == "metrics":
         try:
             return isinstance(json.loads(value, parse_constant=_no_constant), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     return math.isfinite(value) and (value >= 0 or name in ("reward", "advantage"))
 

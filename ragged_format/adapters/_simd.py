@@ -69,7 +69,7 @@ def _doubles_by_json(text: bytes) -> npt.NDArray[np.float64] | None:
         if set(map(type, values)) - {int, float}:
             return None
         out = np.array(values, np.float64)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         return None
     # JSON has no NaN, and a number beyond the range of a double is for json.
     return out if bool(np.isfinite(out).all()) else None

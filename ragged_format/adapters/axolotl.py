@@ -60,7 +60,7 @@ def payloads(path: str) -> Iterator[dict[str, Any]]:
 def _row(line: str, where: Where) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         malformed("a line is JSON", where, "a JSON object", str(err))
     if not isinstance(row, dict):
         malformed("a line is an object", where, "a JSON object", row)

@@ -210,7 +210,9 @@ def decode_session(data: bytes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             samples[int(number)][field] = array
         for sample in samples:
             sample.update(dict.fromkeys(sample["nulls"]))
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as err:
+    except (
+        KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError
+    ) as err:  # fmt: skip
         raise ConversionError(
             "the bytes are not a session of miles", code="RF-A002", where=where,
             expected=f"tensors FIELD.SAMPLE and {_META}", got=f"{type(err).__name__}: {err}",

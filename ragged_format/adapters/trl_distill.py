@@ -157,7 +157,7 @@ def _with_reply(item: Any, row: int) -> Any:
     if isinstance(reply, str | bytes):  # as it came over HTTP
         try:
             reply = json.loads(reply)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             malformed("a response is JSON", where, "JSON of /v1/completions", str(err))
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     first = choices[0] if isinstance(choices, Sequence) and choices else None

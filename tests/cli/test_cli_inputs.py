@@ -101,6 +101,12 @@ def test_an_empty_file_has_no_records(tmp_path):
     assert read(file) == []
 
 
+def test_a_json_file_that_is_nested_too_deeply_is_an_error(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"[" * 200_000 + b"]" * 200_000)
+    with pytest.raises(ConversionError, match="not JSON"):
+        read(tmp_path / "a.json")
+
+
 def test_a_json_file_that_is_not_json_is_an_error(tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(lines(RECORDS))
@@ -142,6 +148,12 @@ def test_a_directory_stands_for_its_json_files_in_order(tmp_path):
     assert find_inputs([str(tmp_path)]) == [
         str(tmp_path / name) for name in ("a.json", "b/a.ndjson", "c.jsonl.zst")
     ]
+
+
+def test_a_directory_whose_name_ends_like_a_file_is_none(tmp_path):
+    (tmp_path / "a.jsonl").mkdir()
+    (tmp_path / "a.jsonl" / "b.jsonl").touch()
+    assert find_inputs([str(tmp_path)]) == [str(tmp_path / "a.jsonl" / "b.jsonl")]
 
 
 def test_a_directory_is_one_input_where_nothing_else_is_asked_for(tmp_path):

@@ -72,6 +72,6 @@ def sweep(storage: ObjectStorage, grace_s: float) -> list[str]:
 
 
 def _noted(objects: Objects, entry: Entry) -> set[str]:
-    with suppress(NotThere, ValueError, TypeError, KeyError):
+    with suppress(NotThere, ValueError, TypeError, KeyError, RecursionError):
         return set(json.loads(objects.get(entry.name)[0])["shards"])
     return set()
