@@ -15,6 +15,7 @@ __all__ = [
     "check_integer",
     "check_mapping",
     "check_number",
+    "check_seed",
     "check_size",
     "check_text",
     "column_names",
@@ -78,6 +79,11 @@ def _check_integer(
         what, code=code, expected=f"an integer {limits}", got=repr(value),
         remedy=f"pass {name} {limits}",
     )  # fmt: skip
+
+
+def check_seed(seed: object) -> None:
+    """Raise unless a seed is an integer of 64 bits, with a sign or not."""
+    _check_integer("seed", seed, -_INT64_END, 2 * _INT64_END, "a seed is an integer of 64 bits")
 
 
 def check_number(name: str, value: object, least: float | None = None) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ragged_format.arguments import names_of
 from ragged_format.errors import JobError
-from ragged_format.local_files import scheme_of
+from ragged_format.local_files import path_text, scheme_of
 from ragged_pipeline.batching import BATCH_ROWS
 from ragged_pipeline.inputs import TASK_BYTES
 from ragged_pipeline.jobs.advantages import Advantages, Baseline, NullReward, Scale, Single
@@ -81,21 +82,28 @@ def filter_dataset(
     (10, {'dropped': {'where': 6}})
     """
     text = where if isinstance(where, str) else None
+    reasons = None if finish_reasons is None else names_of("finish_reasons", finish_reasons)
     job = Filter(
         where=text, expression=None if where is None or text is not None else _json(where),
         min_policy_version=min_policy_version,
-        finish_reasons=None if finish_reasons is None else list(finish_reasons),
+        finish_reasons=reasons,
     )  # fmt: skip
     return run(job, inputs, out, **running)
 
 
 def _json(expression: Any) -> str:
+    if not hasattr(expression, "meta"):
+        raise JobError(
+            "this is no condition", expected="SQL as text, or a polars expression",
+            got=repr(expression), remedy="pass a condition as 'reward > 0'",
+        )  # fmt: skip
     try:
         return str(expression.meta.serialize(format="json"))
     except Exception as err:
         raise JobError(
             "the condition cannot be sent to other processes", got=f"{type(err).__name__}: {err}",
             expected="SQL, or an expression of polars' own functions",
+            remedy="write it in SQL",
         ) from err  # fmt: skip
 
 
@@ -197,7 +205,7 @@ def split(
     64
     """
     shares = check_parts(parts)
-    base = os.fspath(out)
+    base = path_text(out)
     return {
         part: run(
             SplitPart(parts=shares, part=part, by=by, seed=seed), inputs, _below(base, part),
@@ -241,7 +249,7 @@ def merge(
     size = parse_bytes(shard_bytes)
     job: Merge | Sort = Merge(shard_bytes=size, batch_rows=batch_rows)
     if sort_by is not None:
-        by = [sort_by] if isinstance(sort_by, str) else list(sort_by)
+        by = [sort_by] if isinstance(sort_by, str) else list(names_of("sort_by", sort_by))
         job = Sort(by=by, descending=descending, shard_bytes=size, batch_rows=batch_rows)
     return run(job, inputs, out, **running)
 

@@ -19,7 +19,7 @@ from ragged_format.record_files import STDIN
 from ragged_format.storage import is_remote
 from ragged_pipeline.foreign import find_foreign, first_record, spooled
 from ragged_pipeline.jobs.convert import TASK_BYTES, Convert, schema_text
-from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, run
+from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, places_of, run
 
 if TYPE_CHECKING:
     from ragged_pipeline.progress import Report
@@ -97,11 +97,14 @@ def convert(
     ...     done.rows, rf.Dataset(f"{folder}/out")[0]["input_ids"].to_pylist()
     (1, [[5, 6, 7, 4, 2]])
     """
-    places = [os.fspath(p) for p in _listed(inputs)]
+    places = places_of(inputs)
     if not places:
-        raise JobError("a conversion reads at least one input", expected="a file", got="none")
+        raise JobError(
+            "a conversion reads at least one input", expected="a file", got="none",
+            remedy="name the files, or their directory",
+        )  # fmt: skip
     name = detect_adapter(places) if adapter is None else adapter
-    given = dict(options or {})
+    given = registry.adapter_arguments(registry.choose_reader(name).to_samples, options)
     with ExitStack() as stack:
         pipe = None
         if STDIN in places:
@@ -123,10 +126,6 @@ def convert(
                 job.pipe = pipe
             job.existing = os.fspath(out)
         return run(job, places, out, force=force, **common)
-
-
-def _listed(inputs: Any) -> list[Any]:
-    return [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
 
 
 def _existing(out: str | os.PathLike[str]) -> Dataset | None:

@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ragged_format.arguments import check_callable, names_of
 from ragged_format.canonical import require_same
 from ragged_format.dataset import Dataset
-from ragged_format.errors import ConversionError, DatasetExistsError, SchemaMismatchError, Where
+from ragged_format.errors import (
+    ConversionError,
+    DatasetExistsError,
+    JobError,
+    SchemaMismatchError,
+    Where,
+)
 from ragged_format.local_files import local_path, path_text
 from ragged_format.profiles import REQUIRED
 from ragged_format.sources import open_source
 from ragged_format.storage import is_remote
 from ragged_pipeline.progress import Meter, Report
-from ragged_pipeline.runner import Result
+from ragged_pipeline.runner import Result, places_of
 
 if TYPE_CHECKING:
     from ragged_format.adapters.registry import Writer
@@ -88,12 +95,15 @@ def export(
     >>> done.rows, done.figures, rf.canonical(table).equals(samples)
     (8, {'files': 1, 'records': 8}, True)
     """
-    from ragged_format.adapters.registry import choose_writer
+    from ragged_format.adapters.registry import adapter_arguments, choose_writer
 
     writer = choose_writer(to)
-    places = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    records = _Records([os.fspath(place) for place in places], writer, to, columns, progress)
-    chosen = dict(options or {})
+    chosen = adapter_arguments(writer.write, options)
+    if columns is not None:
+        columns = names_of("columns", columns)
+    if progress is not None:
+        check_callable("progress", progress)
+    records = _Records(places_of(inputs), writer, to, columns, progress)
     target = path_text(out)
     with _placed(target) as place:
         counts = write_whole(place, lambda path: dict(writer.write(iter(records), path, **chosen)))
@@ -123,6 +133,11 @@ class _Records:
         self, places: list[str], writer: Writer, to: str, columns: Sequence[str] | None,
         progress: Report | None,
     ) -> None:  # fmt: skip
+        if not places:
+            raise JobError(
+                "an export reads at least one input", expected="a dataset", got="none",
+                remedy="name the datasets or files",
+            )  # fmt: skip
         self.rows = 0
         self._places, self._writer, self._to = places, writer, to
         self._columns, self._progress = columns, progress
@@ -147,6 +162,7 @@ class _Records:
             raise SchemaMismatchError(
                 "there is no such column", code="RF-S003", where=Where(file=place),
                 expected=", ".join(schema.columns), got=", ".join(unknown),
+                remedy="name columns of the input",
             )  # fmt: skip
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

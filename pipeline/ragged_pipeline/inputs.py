@@ -201,7 +201,10 @@ class RecordInputs:
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         if not inputs:
-            raise JobError("a job reads at least one input", expected="a dataset", got="none")
+            raise JobError(
+                "a job reads at least one input", expected="a dataset", got="none",
+                remedy="name the datasets or files",
+            )  # fmt: skip
         self.inputs = list(inputs)
         for other in self.inputs[1:]:
             require_same(self.inputs[0].ragged, other.ragged, Where(file=other.place))

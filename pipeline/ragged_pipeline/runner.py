@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format import __version__
-from ragged_format.arguments import check_choice, check_size
+from ragged_format.arguments import check_callable, check_choice, check_size
 from ragged_format.canonical import require_same
 from ragged_format.errors import DatasetExistsError, JobError, Where
 from ragged_format.known_schemas import known_schema
-from ragged_format.local_files import create
+from ragged_format.local_files import create, path_text
 from ragged_format.manifest import Manifest, Shard
 from ragged_pipeline.job import Made
 from ragged_pipeline.outputs import Output, open_output
@@ -37,6 +37,7 @@ __all__ = [
     "Result",
     "jobs_of",
     "parse_bytes",
+    "places_of",
     "register_engine",
     "run",
 ]
@@ -190,10 +191,12 @@ def run(
     check_choice("engine", engine, ("local", *_engines))
     if workers is not None:
         check_size("workers", workers)
-    places = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    if progress is not None:
+        check_callable("progress", progress)
+    places = places_of(inputs)
     limit = parse_bytes(memory)
     output = open_output(out)
-    opened = job.open([os.fspath(place) for place in places])
+    opened = job.open(places)
     plan = job.plan(opened)
     if (earlier := _earlier(output, plan, mode, force=force)) is not None:
         output.tidy(plan)
@@ -219,6 +222,19 @@ def run(
         output.commit(lambda current: _manifest(current, schema, shards, record, mode, out))
         output.clear(plan)
     return _result(output, plan, record, shards, sum(map(len, records)), resumed)
+
+
+def places_of(inputs: Any) -> list[str]:
+    """Return the places of inputs as text: of one, or of a sequence of them.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        One is no path or URL (``RF-C008``).
+    """
+    alone = isinstance(inputs, str | bytes | os.PathLike) or not isinstance(inputs, Iterable)
+    places: Iterable[Any] = [inputs] if alone else inputs
+    return [path_text(place) for place in places]
 
 
 def _earlier(output: Output, plan: Plan, mode: Mode, *, force: bool) -> Result | None:

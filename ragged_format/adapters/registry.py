@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format import adapters
+from ragged_format.arguments import shown
 from ragged_format.errors import ConversionError, Where
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "Adapter",
     "Reader",
     "Writer",
+    "adapter_arguments",
     "all_adapters",
     "choose_reader",
     "choose_writer",
@@ -140,12 +142,13 @@ def choose_reader(name: str) -> Reader:
     256
     """
     reads = {key: adapter.reads for key, adapter in all_adapters().items()}
+    name = name if isinstance(name, str) else repr(name)
     found = reads.get(name)
     if found is None:
         known = [key for key, reader in reads.items() if reader is not None]
         raise ConversionError(
-            "no adapter reads this form", expected=", ".join(known), got=name,
-            remedy="it can only be written" if name in reads else None,
+            "no adapter reads this form", expected=", ".join(known), got=shown(name),
+            remedy="it can only be written" if name in reads else "name one of these",
         )  # fmt: skip
     return found
 
@@ -159,14 +162,42 @@ def choose_writer(name: str) -> Writer:
         There is no such adapter, or it only reads (``RF-A001``).
     """
     writes = {key: adapter.writes for key, adapter in all_adapters().items()}
+    name = name if isinstance(name, str) else repr(name)
     found = writes.get(name)
     if found is None:
         known = [key for key, writer in writes.items() if writer is not None]
         raise ConversionError(
-            "no adapter writes this form", expected=", ".join(known) or "none yet", got=name,
-            remedy="it can only be read" if name in writes else None,
+            "no adapter writes this form", expected=", ".join(known) or "none yet", got=shown(name),
+            remedy="it can only be read" if name in writes else "name one of these",
         )  # fmt: skip
     return found
+
+
+def adapter_arguments(
+    function: Callable[..., Any], options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return options as arguments of ``to_samples`` or ``write``.
+
+    Raises
+    ------
+    ConversionError
+        They are no mapping, or the function does not take one of them (``RF-A011``).
+    """
+    takes = option_names(function)
+    given = {} if options is None else options
+    known = isinstance(given, Mapping) and all(name in takes for name in given)
+    if not known:
+        raise ConversionError(
+            "the adapter does not take these options", code="RF-A011",
+            expected=f"a mapping of {', '.join(takes) or 'nothing'}", got=repr(options)[:200],
+            remedy="pass {name: value} with these names",
+        )  # fmt: skip
+    if lacking := [name for name in required_options(function) if name not in given]:
+        raise ConversionError(
+            "the adapter needs more options", code="RF-A011", expected=", ".join(lacking),
+            got=", ".join(given) or "none", remedy="pass them in options",
+        )  # fmt: skip
+    return dict(given)
 
 
 def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -220,7 +251,7 @@ def _parsed(payload: Any) -> Any:
         text = text.partition(b"\n")[0].removeprefix(b"data:")
     try:
         return {**payload, "response": json.loads(text)}
-    except ValueError:
+    except (ValueError, RecursionError):
         return payload
 
 

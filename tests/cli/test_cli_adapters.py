@@ -173,7 +173,7 @@ def test_export_leaves_nothing_where_it_fails(invoke_json, tmp_path, samples, ot
     assert found["code"] == "RF-A001"
     assert [path.name for path in tmp_path.iterdir()] == ["samples"]
     out.write_text("mine")
-    assert invoke_json(*words, exit_code=1)["error"] == "FileExistsError"
+    assert invoke_json(*words, exit_code=1)["error"] == "DatasetExistsError"
     assert out.read_text() == "mine"
 
 

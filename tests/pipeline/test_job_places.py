@@ -42,6 +42,8 @@ def test_places_that_are_none(here, call, place):
 def test_inputs_that_are_none(here):
     with pytest.raises(rf.DatasetNotFoundError, match="empty"):
         rp.shuffle("", "out")
+    with pytest.raises(rf.DatasetNotFoundError, match="empty"):
+        rp.convert("", "out", adapter="vllm", options={"vocab_size": 9})
     assert names(here) == ["in"]
 
 

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragged_format.arguments import check_integer, names_of
 from ragged_format.errors import JobError
 from ragged_format.schema import RECORD
 from ragged_pipeline.optional import require_polars
 from ragged_pipeline.rows import Mask, RowJob, count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import polars as pl
     import pyarrow as pa
 
@@ -46,16 +49,21 @@ class Filter(RowJob):
         where: str | None = None,
         expression: str | None = None,
         min_policy_version: int | None = None,
-        finish_reasons: list[str] | None = None,
+        finish_reasons: Sequence[str] | None = None,
     ) -> None:
+        if min_policy_version is not None:
+            check_integer("min_policy_version", min_policy_version, -(1 << 63), 1 << 63)
+        if finish_reasons is not None:
+            finish_reasons = names_of("finish_reasons", finish_reasons)
         self.where = where
         self.expression = expression
         self.min_policy_version = min_policy_version
         self.finish_reasons = None if finish_reasons is None else sorted(set(finish_reasons))
         if all(value is None for value in self.options().values()):
             raise JobError(
-                "a filter has at least one condition", expected="where, or another", got="none"
-            )
+                "a filter has at least one condition", expected="where, or another", got="none",
+                remedy="pass a condition",
+            )  # fmt: skip
         require_polars("filters")
         self._conditions = [
             *([] if where is None else [("where", _from_sql(where))]),
@@ -140,7 +148,7 @@ def _from_sql(text: str) -> pl.Expr:
     except pl.exceptions.PolarsError as err:
         raise JobError(
             "the condition is not SQL", expected="as 'reward > 0 and token_length < 4096'",
-            got=f"{text!r}: {err}",
+            got=f"{text!r}: {err}", remedy="compare record columns and lengths, as there",
         ) from err  # fmt: skip
 
 
@@ -168,7 +176,7 @@ def _check(name: str, expression: pl.Expr, known: dict[str, Any]) -> None:
     if lacking := [column for column in expression.meta.root_names() if column not in known]:
         raise JobError(
             f"{name} names what the input has not", expected=", ".join(known),
-            got=", ".join(dict.fromkeys(lacking)),
+            got=", ".join(dict.fromkeys(lacking)), remedy="name record columns and lengths",
         )  # fmt: skip
     try:
         kind = pl.DataFrame(schema=known).select(expression).to_series().dtype
@@ -178,7 +186,10 @@ def _check(name: str, expression: pl.Expr, known: dict[str, Any]) -> None:
             expected=", ".join(f"{column} {kind}" for column, kind in known.items()),
         ) from err  # fmt: skip
     if kind != pl.Boolean:
-        raise JobError(f"{name} is no condition", expected="true, false or null", got=str(kind))
+        raise JobError(
+            f"{name} is no condition", expected="true, false or null", got=str(kind),
+            remedy="compare the value with something",
+        )  # fmt: skip
 
 
 def _check_alone(name: str, expression: pl.Expr, inputs: RecordInputs) -> None:

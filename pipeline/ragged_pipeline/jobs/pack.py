@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ragged_format.arguments import check_size
+from ragged_format.arguments import check_size, shown
 from ragged_format.decoding import Projection
 from ragged_format.errors import PackingError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of
@@ -82,7 +82,10 @@ class Pack(Job):
         check_choice("fork", fork)
         check_choice("null_advantage", null_advantage)
         if tail not in ("keep", "drop"):
-            raise PackingError("tail has no such choice", expected="'keep' or 'drop'", got=tail)
+            raise PackingError(
+                "tail has no such choice", expected="'keep' or 'drop'", got=shown(tail),
+                remedy="pass 'keep' or 'drop'",
+            )  # fmt: skip
         for name, size in (("token_budget", token_budget), ("window", window)):
             check_size(name, size)
         check_size("ranks", ranks, MAX_RANKS + 1)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ragged_format.arguments import check_size
+from ragged_format.arguments import check_seed, check_size
 from ragged_format.errors import JobError
 from ragged_format.files import FileReader
 from ragged_pipeline.batching import BATCH_BYTES
@@ -62,6 +62,7 @@ class Shuffle(Job):
     def __init__(
         self, *, seed: int = 0, keep_groups: bool = False, shard_bytes: int = TASK_BYTES
     ) -> None:
+        check_seed(seed)
         check_size("shard_bytes", shard_bytes)
         self.seed, self.keep_groups, self.shard_bytes = int(seed), keep_groups, shard_bytes
 

@@ -63,7 +63,10 @@ class Sort(Job):
         check_size("shard_bytes", shard_bytes)
         check_size("batch_rows", batch_rows)
         if isinstance(by, str) or not by:
-            raise JobError("a sort has columns", expected="a list of names", got=repr(by))
+            raise JobError(
+                "a sort has columns", expected="a list of names", got=repr(by),
+                remedy="name at least one column",
+            )  # fmt: skip
         require_polars("sorted datasets")
         self.by, self.descending = list(by), bool(descending)
         self.shard_bytes, self.batch_rows = shard_bytes, batch_rows

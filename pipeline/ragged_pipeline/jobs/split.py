@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xxhash
 
-from ragged_format.arguments import check_choice
+from ragged_format.arguments import (
+    check_choice,
+    check_mapping,
+    check_number,
+    check_seed,
+    check_text,
+)
 from ragged_format.errors import JobError
 from ragged_pipeline.rows import Mask, RowJob
 
@@ -27,18 +33,24 @@ _WHOLE = 1 << 64
 
 def check_parts(parts: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of a split; raise unless they are fractions of one whole with file names."""
-    out = {str(name): float(fraction) for name, fraction in parts.items()}
+    check_mapping("parts", parts)
+    for name, fraction in parts.items():
+        check_text("the name of a part", name)
+        check_number(f"the fraction of {name}", fraction)
+    out = {name: float(fraction) for name, fraction in parts.items()}
     good = all(0 < fraction <= 1 for fraction in out.values())
     if len(out) < 2 or not good or not isclose(sum(out.values()), 1, abs_tol=1e-9):
         raise JobError(
             "the parts of a split add up to one", expected="at least two fractions, sum 1",
             got=", ".join(f"{name}={fraction}" for name, fraction in out.items()) or "none",
+            remedy="name the rest too, as train=0.9 and test=0.1",
         )  # fmt: skip
     bad = [name for name in out if not name or name in (".", "..") or "/" in name or "\0" in name]
     if bad:
         raise JobError(
-            "the name of a part is a directory name", expected="as 'train'", got=repr(bad[0])
-        )
+            "the name of a part is a directory name", expected="as 'train'", got=repr(bad[0]),
+            remedy="leave out slashes and dots",
+        )  # fmt: skip
     return out
 
 
@@ -70,6 +82,7 @@ class SplitPart(RowJob):
         check_choice("by", by, ("group", "record"))
         self.parts = check_parts(parts)
         check_choice("part", part, list(self.parts))
+        check_seed(seed)
         self.part, self.by, self.seed = part, by, int(seed)
         bounds = [0, *(round(total * _WHOLE) for total in np.cumsum(list(self.parts.values())))]
         bounds[-1] = _WHOLE

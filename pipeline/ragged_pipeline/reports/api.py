@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragged_format.arguments import check_callable
 from ragged_format.dataset import Dataset
 from ragged_format.errors import (
     DatasetExistsError,
@@ -126,6 +127,8 @@ def report(
     """
     _check(ranks=ranks, token_budget=token_budget, batch_size=batch_size, workers=workers)
     _check(least=0, row=row)
+    if progress is not None:
+        check_callable("progress", progress)
     to_file = html is not None and not hasattr(html, "write")
     for key, place in (("html", html if to_file else None), ("png_dir", png_dir)):
         if place is not None and is_remote(path_text(place)):
@@ -198,8 +201,9 @@ def _check(*, least: int = 1, **options: int | None) -> None:
             continue
         if type(value) is not int or value < least:
             raise LimitExceededError(
-                f"{name} is a number of things", expected=f">= {least}", got=repr(value)
-            )
+                f"{name} is a number of things", expected=f">= {least}", got=repr(value),
+                remedy=f"pass an integer >= {least}",
+            )  # fmt: skip
 
 
 def _check_free(path: Path) -> None:
