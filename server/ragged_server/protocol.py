@@ -57,6 +57,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: int | None = None
+        # How the body is framed whose request asked for another protocol, and whether the parser
+        # is just being told so.
+        self._upgrade_framing: bytes | None = None
+        self._is_replaying = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -84,7 +88,7 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self._close()
                 return
         self._overhead += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self.transport.is_closing() or self._is_refused:
             return
         if self._overhead > self.limits.max_header_bytes:
@@ -93,7 +97,47 @@ class _LimitedProtocol(HttpToolsProtocol):
             elif not self._body_is_read():
                 self._abort_body()
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._unset_keepalive_if_required()
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as switch:
+            self._ignore_upgrade(data[switch.args[0] :])
+        except httptools.HttpParserError as err:
+            self.send_400_response(str(err))
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on with HTTP/1.1, as a server may: some clients ask for h2c with every request.
+
+        The parser has left the body to the other protocol; a new one is told of its framing.
+        """
+        self.parser = self._new_parser()
+        framing, self._upgrade_framing = self._upgrade_framing, None
+        if framing is not None:
+            self._is_replaying = True
+            try:
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+            finally:
+                self._is_replaying = False
+        if rest:
+            self._feed(rest)
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_replaying:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_replaying:
+            super().on_header(name, value)
+
     def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
         super().on_message_begin()
         self._is_reading_header = True
         self._overhead = 0
@@ -113,11 +157,14 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _body_is_there(self) -> None:
         """Begin behind a body that the parser did not see."""
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser = self._new_parser()
         self.cycle.more_body = False
 
     def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            return
+        if self.parser.should_upgrade():
+            self._upgrade_framing = _framing(self.headers)
         self._stop_timer()
         self._is_reading_header = False
         self._overhead = 0
@@ -147,6 +194,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrade_framing is not None:
+            return  # the body follows
         super().on_message_complete()
         self._overhead = 0
         if self._lingering is not None:
@@ -215,7 +264,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._stop_timer()
         if not self.transport.is_closing():
-            if self.cycle is None or self.cycle.response_complete:
+            cycle = self.cycle
+            # An answer to the request whose body comes, unless others are to be answered before.
+            if (
+                cycle is None
+                or cycle.response_complete
+                or (cycle.more_body and not self.pipeline and not cycle.response_started)
+            ):
                 self._write(error)
             self.transport.close()
 
@@ -229,6 +284,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _framing(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the header field that says how a body is framed, None if there is no body."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and int(value) > 0):
+            return name + b": " + value
+    return None
 
 
 class _Refusal:

@@ -330,6 +330,41 @@ def test_an_upgrade_is_not_made(server):
         assert read_answer(sock)[0] == 200
 
 
+@pytest.mark.parametrize("size", [3, 20_000])
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_request_that_asks_for_h2c_is_taken_as_it_is(server, framing, size, pieces):
+    """Java's client asks so with its first request, whatever its method."""
+    name = f"{framing}-{size}-{pieces}"
+    body = stream(batch(name, tokens=size))
+    upgrade = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+    if framing == "length":
+        sent = f"{POST}{upgrade}content-length: {len(body)}\r\n\r\n".encode() + body
+    else:
+        sent = f"{POST}{upgrade}transfer-encoding: chunked\r\n\r\n{len(body):x}\r\n".encode()
+        sent += body + b"\r\n0\r\n\r\n"
+    plain = b"GET /version HTTP/1.1\r\nhost: localhost\r\n"
+    asking = plain + upgrade.encode() + b"\r\n"
+    with connect(server) as sock:
+        step = -(-len(sent) // pieces)
+        for start in range(0, len(sent), step):
+            sock.sendall(sent[start : start + step])
+        status, answer, _ = read_answer(sock)
+        assert (status, answer["stored"]) == (201, 1)
+        for following in (asking, plain + b"\r\n"):
+            sock.sendall(following)
+            assert read_answer(sock)[0] == 200
+
+
+def test_a_trailer_that_is_refused_is_answered(server):
+    body = stream(batch("trailer"))
+    head = f"{POST}transfer-encoding: chunked\r\n\r\n{len(body):x}\r\n".encode()
+    with connect(server) as sock:
+        sock.sendall(head + body + b"\r\n0\r\ncontent-length: 5\r\n\r\n")
+        status, problem, _ = answer_of(receive_all(sock))
+    assert (status, problem["code"]) == (400, "RF-H001")
+
+
 def test_connections_are_limited(tmp_path):
     with running(tmp_path, max_connections=3) as server:
         open_ones = [connect(server) for _ in range(3)]
