@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
-from ragged_format.local_files import local_path, path_text, scheme_of, sync_directory
-from ragged_format.manifest import Manifest, locked, read_manifest, write_manifest
+from ragged_format.local_files import (
+    TEMPORARY_MARK,
+    local_path,
+    path_text,
+    scheme_of,
+    sync_directory,
+)
+from ragged_format.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, write_manifest
 from ragged_format.storage import is_remote, open_storage
 
 if TYPE_CHECKING:
@@ -154,6 +160,9 @@ class LocalOutput(Output):
                 if shard.name not in kept:
                     with suppress(FileNotFoundError):
                         os.utime(self._path / shard.name)
+            # Under the lock nobody else writes one: these are of runs killed over it.
+            for left in self._path.glob(f"{MANIFEST_NAME}{TEMPORARY_MARK}*"):
+                left.unlink(missing_ok=True)
             write_manifest(self._path, manifest)
         return manifest
 

@@ -56,6 +56,15 @@ def test_stages_resume_to_the_same_bytes(source, job):
         assert bytes_of(source / out) == expected
 
 
+def test_a_manifest_half_written_by_a_killed_run_does_not_stay(source):
+    killed_until_done(order(source, "merge", "left-whole"), 1, random.Random(0), kills=0)
+    left = source / "left" / "manifest.json.tmp-0123456789abcdef"
+    left.parent.mkdir()
+    left.write_bytes(b"{")
+    killed_until_done(order(source, "merge", "left"), 1, random.Random(0), kills=0)
+    assert bytes_of(source / "left") == bytes_of(source / "left-whole")
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_all_jobs_resume_after_200_kills(source):
