@@ -47,6 +47,8 @@ _u16 = struct.Struct("<H").unpack_from
 _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
 _i64 = struct.Struct("<q").unpack_from
+# One entry of a footer: offset, length of the metadata, length of the body.
+_BLOCK = struct.Struct("<qi4xq")
 _prefix = struct.Struct("<4si")
 _fields = [struct.Struct(f"<{count}H").unpack_from for count in range(6)]
 _ABSENT = (0,) * 5
@@ -203,10 +205,11 @@ def blocks_of(footer: bytes | memoryview) -> list[tuple[int, int]]:
             return []
         vector = _child(footer, root, fields[3])
         count = _u32(footer, vector)[0]
-        return [
-            (_i64(footer, place)[0], _i32(footer, place + 8)[0] + _i64(footer, place + 16)[0])
-            for place in range(vector + 4, vector + 4 + 24 * count, 24)
-        ]
+        blocks = footer[vector + 4 : vector + 4 + 24 * count]
+        if len(blocks) != 24 * count:
+            raise IndexError(count)
+        # A file of many small batches lists thousands.
+        return [(place, meta + body) for place, meta, body in _BLOCK.iter_unpack(blocks)]
     except (struct.error, IndexError) as err:
         raise _malformed(err) from err
 
