@@ -163,7 +163,7 @@ def write_samples(path: Path, nbytes: int) -> int:
 
 
 def renamed(batch: pa.RecordBatch, copy: int) -> pa.RecordBatch:
-    """Return the batch with other ids and other first tokens, so that no copy equals another."""
+    """Return the batch with other ids; the tokens of copies are equal."""
     arrays = []
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if name in ("sample_id", "group_id", "rollout_id"):
