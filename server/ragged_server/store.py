@@ -491,7 +491,8 @@ class Store:
         if segment.times and (
             segment.size >= settings.segment_bytes
             or segment.rows >= settings.segment_records
-            or self._clock() - segment.times[0] >= settings.segment_age_s
+            # Of either sign: a clock that was put back must not keep it open for ever.
+            or abs(self._clock() - segment.times[0]) >= settings.segment_age_s
         ):
             self._log.close_segment()
             self._upkeep.wake()

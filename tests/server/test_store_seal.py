@@ -496,3 +496,14 @@ def test_ids_are_forgotten_although_the_server_ended_while_it_removed(tmp_path, 
     with Store(tmp_path, SMALL) as store:
         settled(store, lambda: store._index.floor == 8)
         assert store.append(request(batch)).result().stored == 8
+
+
+def test_a_segment_is_sealed_although_the_clock_was_put_back(tmp_path):
+    now = [1e9]
+    settings = replace(SMALL, segment_age_s=60)
+    with Store(tmp_path, settings, clock=lambda: now[0]) as store:
+        fill(store, 1)
+        now[0] -= 86_400
+        fill(store, 1, start=1)
+        sealed(store, 1)
+        assert len(stored_ids(store)) == 8
