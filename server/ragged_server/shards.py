@@ -103,7 +103,7 @@ class SealedShard:
         """The open shard."""
         with self._lock:
             if self._opened is None:
-                self._opened = ShardReader(*self._source, verify=False)
+                self._opened = ShardReader(*self._source, verify=True)
             return self._opened
 
     def find(self, sequence: int) -> int:

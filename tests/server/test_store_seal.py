@@ -507,3 +507,20 @@ def test_a_segment_is_sealed_although_the_clock_was_put_back(tmp_path):
         fill(store, 1, start=1)
         sealed(store, 1)
         assert len(stored_ids(store)) == 8
+
+
+def test_a_shard_that_was_changed_on_disk_is_not_served(tmp_path):
+    with Store(tmp_path, SMALL) as store:
+        fill(store, 2)
+        sealed(store, 1)
+    (shard,) = tmp_path.glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    tokens = rf.Dataset(tmp_path).batches()
+    values = next(iter(tokens)).column("input_ids").flatten()
+    at = data.index(values.buffers()[1].slice(values.offset * 4, 16).to_pybytes())
+    data[at] ^= 1
+    shard.write_bytes(data)
+    with Store(tmp_path, SMALL) as store:
+        with pytest.raises(LogDamagedError, match="gone or damaged"):
+            store.read(None, max_bytes=ROOM)
+        store.append(request(samples(2, prefix="more"))).result()
