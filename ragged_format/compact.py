@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -354,6 +355,7 @@ class _Decoder:
         self._encoded = encoded
         self._schema = schema
         self._blocks = blocks
+        self._rows = 0
         self._values: dict[str, Values] = {}
         self._offsets: dict[str, Int64] = {}
 
@@ -362,6 +364,7 @@ class _Decoder:
         batch = pa.ipc.open_stream(data).read_next_batch()
         if batch.num_rows != rows:
             raise CorruptError("records are missing", expected=rows, got=batch.num_rows)
+        self._rows = rows
         return batch
 
     def values(self, column: Column) -> Values:
@@ -369,6 +372,13 @@ class _Decoder:
         known = self._values.get(column.name)
         if known is None:
             block = self._blocks[f"column:{column.name}"]
+            # Before memory is allocated: planes of one byte each say nothing about a size.
+            size = int(self.offsets(column.axis)[-1]) * math.prod(column.shape)
+            if block.size != size and (block.transform is None or block.size > size):
+                raise CorruptError(
+                    "a block has not the size of its axis", where=Where(column=column.name),
+                    expected=size, got=block.size,
+                )  # fmt: skip
             known = _merge(block, _stored(self._encoded, f"column:{column.name}"))
             if block.transform is not None:
                 known = self._restored(column, known, *block.transform.partition(":")[::2])
@@ -403,6 +413,12 @@ class _Decoder:
 
     def _order(self, name: str) -> Int64:
         block = self._blocks[f"order:{name}"]
+        ranked = self._blocks[f"column:{name}"].size
+        if block.size > ranked or np.dtype(block.dtype).kind not in "iu":
+            raise CorruptError(
+                "ranks are of ids, at most as many as elements", where=Where(column=name),
+                expected=f"at most {ranked} integers", got=f"{block.size} of {block.dtype}",
+            )  # fmt: skip
         steps = _merge(block, _stored(self._encoded, f"order:{name}"))
         # In their own type, in which a difference may have wrapped around.
         return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
@@ -420,6 +436,11 @@ class _Decoder:
             counts = self._schema.axes[axis].counts
             if counts is None:
                 name = f"axis:{axis}"
+                if self._blocks[name].size != self._rows:
+                    raise CorruptError(
+                        "an axis has not one length for each record", where=Where(column=name),
+                        expected=self._rows, got=self._blocks[name].size,
+                    )  # fmt: skip
                 known = offsets_of(_merge(self._blocks[name], _stored(self._encoded, name)))
             else:
                 column = self._schema[counts]

@@ -1,6 +1,7 @@
 """The compact encoding: exact, smaller, readable like any dataset, damage found."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -357,3 +358,37 @@ def test_the_version_of_the_encoding_is_checked(tmp_path, monkeypatch):
     with pytest.raises(rf.UnsupportedFeatureError) as caught:
         CompactReader(tmp_path / "x.arrow")
     assert caught.value.got == "99"
+
+
+@pytest.mark.parametrize("size", [1 << 29, 1 << 62, -1])
+@pytest.mark.parametrize("planes", [[0], [None]], ids=str)
+def test_a_size_that_lies_is_found_before_memory_is_allocated(size, planes):
+    batch = rollouts(np.random.default_rng(2), num_samples=3, columns=None)
+    schema = rf.parse_schema(batch.schema)
+    encoded = encode_batch(batch, schema)
+    header = json.loads(encoded["header"][0].as_py())
+    place = encoded.schema.get_field_index("header")
+    for name in header["blocks"]:
+        lying = json.loads(json.dumps(header))
+        block = lying["blocks"][name]
+        block[0], block[2] = size, planes * len(block[2])
+        text = pa.array([json.dumps(lying).encode()], pa.large_binary())
+        tracemalloc.start()
+        try:
+            with pytest.raises((rf.CorruptError, rf.LimitExceededError)):
+                decode_batch(encoded.set_column(place, encoded.schema.field(place), text), schema)
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20, name
+        finally:
+            tracemalloc.stop()
+
+
+def test_an_order_of_other_numbers_than_integers_is_refused():
+    batch = rollouts(np.random.default_rng(2), num_samples=3)
+    schema = rf.parse_schema(batch.schema)
+    encoded = encode_batch(batch, schema)
+    header = json.loads(encoded["header"][0].as_py())
+    header["blocks"]["order:candidate_ids"][1] = "<f4"
+    place = encoded.schema.get_field_index("header")
+    text = pa.array([json.dumps(header).encode()], pa.large_binary())
+    with pytest.raises(rf.CorruptError):
+        decode_batch(encoded.set_column(place, encoded.schema.field(place), text), schema)
