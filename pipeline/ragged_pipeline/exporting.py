@@ -19,6 +19,7 @@ from ragged_format.errors import (
     ConversionError,
     DatasetExistsError,
     JobError,
+    RaggedError,
     SchemaMismatchError,
     Where,
 )
@@ -245,8 +246,11 @@ def write_whole(target: str, write: Callable[[str], dict[str, int]]) -> dict[str
     try:
         counts = write(str(beside))
         beside.replace(target)
-    except BaseException:
+    except BaseException as err:
         _remove(beside)
+        # Arrow does not say which file it could not write.
+        if isinstance(err, OSError) and err.filename is None and not isinstance(err, RaggedError):
+            err.filename = target
         raise
     return counts
 

@@ -87,6 +87,11 @@ def run_task(
             for _ in batches:
                 raise TypeError(f"{type(job).__name__} yields records before its last stage")
             spilled = _settle(temporary, spill)
+    except OSError as err:
+        # Arrow does not say which file it could not write.
+        if err.filename is None and not isinstance(err, RaggedError):
+            err.filename = str(work)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     record = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from contextlib import contextmanager
 from json import dumps
@@ -142,6 +143,17 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_ADVICE = {
+    errno.ENOSPC: "make room, and run the command again",
+    errno.EDQUOT: "make room, and run the command again",
+    errno.EFBIG: "raise the limit of file sizes, or write smaller files",
+    errno.EROFS: "write to another place",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
 def as_ragged_error(err: OSError) -> RaggedError:
     """Return an error of the operating system in the form in which commands print errors."""
     if isinstance(err, RaggedError):
@@ -149,7 +161,7 @@ def as_ragged_error(err: OSError) -> RaggedError:
     name = None if err.filename is None else str(err.filename)
     wrapped = RaggedError(
         f"the operating system refused: {err.strerror or err}", code=type(err).__name__,
-        where=Where(file=name),
+        where=Where(file=name), remedy=_ADVICE.get(err.errno or 0),
     )  # fmt: skip
     wrapped.__cause__ = err
     return wrapped

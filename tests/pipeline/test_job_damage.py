@@ -108,3 +108,21 @@ def test_a_foreign_file_that_changes_is_found(tmp_path, kind):
         with pytest.raises(rf.JobError, match="changed while") as found:
             read()
         assert found.value.where.file == "shown"
+
+
+@pytest.mark.parametrize("name", ["shuffle", "export"])
+def test_a_full_disk_is_reported_with_its_place(source, tmp_path, monkeypatch, name):
+    """Arrow raises OSError without a file name."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ragged_pipeline.jobs.shuffle.scatter", full)
+    monkeypatch.setattr("ragged_pipeline.exporting._under", full)
+    calls = {
+        "shuffle": lambda: JOBS["shuffle"](source, tmp_path / "out", workers=1),
+        "export": lambda: rp.to_hf(source, tmp_path / "out"),
+    }
+    with pytest.raises(OSError, match="No space") as found:
+        calls[name]()
+    assert str(found.value.filename).startswith(str(tmp_path / "out"))
