@@ -40,6 +40,7 @@ def create_app(
     open_store: Callable[[], AnyStore],
     *,
     on_failure: Callable[[BaseException], None] | None = None,
+    waits_for_store: bool = False,
 ) -> Gate:
     """Return the ASGI application of one server.
 
@@ -51,6 +52,8 @@ def create_app(
         ``/readyz`` and all that needs the store answer 503.
     on_failure : callable, optional
         Called with the error if the store cannot be opened; the server then is of no use.
+    waits_for_store : bool
+        Whether no connection is accepted before the store is open.
 
     Raises
     ------
@@ -63,6 +66,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         opening = asyncio.create_task(_open(context, on_failure))
+        if waits_for_store:
+            await opening
         try:
             yield
         finally:

@@ -164,6 +164,7 @@ def run(
     *,
     server_class: type[DrainingServer] = DrainingServer,
     on_server: Callable[[DrainingServer], None],
+    waits_for_store: bool = False,
 ) -> None:
     """Serve on a socket that listens.
 
@@ -175,8 +176,11 @@ def run(
     server_class : type
     on_server : callable
         Called with the server before it runs.
+    waits_for_store : bool
+        Whether no connection is accepted before the store is open.
     """
-    server = make_server(within_descriptors(settings), open_store, server_class)
+    settings = within_descriptors(settings)
+    server = make_server(settings, open_store, server_class, waits_for_store=waits_for_store)
     on_server(server)
     # What exists by now stays: the collector need not look at it again and again.
     gc.collect()
@@ -190,6 +194,8 @@ def make_server(
     settings: ServerSettings,
     open_store: Callable[[], AnyStore],
     server_class: type[DrainingServer] = DrainingServer,
+    *,
+    waits_for_store: bool = False,
 ) -> DrainingServer:
     """Return a server that only has to run; all settings are checked.
 
@@ -199,7 +205,10 @@ def make_server(
         Keys, tokenizer or certificates cannot be used (``RF-H016``).
     """
     servers: list[DrainingServer] = []
-    app = create_app(settings, open_store, on_failure=lambda err: servers[0].fail(err))
+    app = create_app(
+        settings, open_store, on_failure=lambda err: servers[0].fail(err),
+        waits_for_store=waits_for_store,
+    )  # fmt: skip
     server = server_class(settings, app)
     servers.append(server)
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ragged_format.errors import RaggedError
+from ragged_server.errors import ClosedStoreError
 from ragged_server.logs import configure, log
 from ragged_server.remote_store import RemoteStore
 from ragged_server.serve import DrainingServer, run
@@ -26,6 +27,8 @@ DRAIN = b"drain"
 # Exit code of a worker that lost the store.
 LOST = 3
 _BEAT_S = 1.0
+# How long a worker that starts waits for the store before it answers that it is not there.
+_PATIENCE_S = 5.0
 
 
 class _Server(DrainingServer):
@@ -89,19 +92,30 @@ def work(
         signal.signal(sent, signal.SIG_IGN)
     settings = ServerSettings.model_construct(**values)
     configure(settings)
-    store = RemoteStore(path, timeout_s=float("inf"), on_gone=_lost)
+    log.info("worker_started", worker=number, pid=os.getpid())
+    # Connections wait meanwhile; while recovery takes longer, probes get answers.
+    store = RemoteStore(path, timeout_s=_PATIENCE_S, on_gone=_lost)
+    is_open = True
+    try:
+        store.open()
+    except ClosedStoreError:
+        is_open = False
+        store = RemoteStore(path, timeout_s=float("inf"), on_gone=_lost)
 
     def open_store() -> RemoteStore:
-        store.open()
+        if not is_open:
+            store.open()
         return store
 
     def started(server: DrainingServer) -> None:
         assert isinstance(server, _Server)  # noqa: S101  for the type checker
         server.pipe = pipe
 
-    log.info("worker_started", worker=number, pid=os.getpid())
     try:
-        run(settings, open_store, listener, server_class=_Server, on_server=started)
+        run(
+            settings, open_store, listener, server_class=_Server, on_server=started,
+            waits_for_store=is_open,
+        )  # fmt: skip
     except RaggedError as err:
         log.error("worker_failed", worker=number, exc_info=err)
         sys.exit(1)
