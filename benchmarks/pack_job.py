@@ -137,7 +137,7 @@ def unique_tokens(batch: pa.RecordBatch) -> int:
     for start, stop in itertools.pairwise(offsets.tolist()):
         place = np.arange(1, stop - start + 1, dtype=np.uint64)
         with np.errstate(over="ignore"):
-            mixed = (tokens[start:stop] + np.uint64(1)) * (place * np.uint64(0x9E3779B97F4A7C15))
+            mixed = (tokens[start:stop] << np.uint64(32) | place) * np.uint64(0x9E3779B97F4A7C15)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
             seen.append(np.cumsum(mixed ^ (mixed >> np.uint64(32)), dtype=np.uint64) ^ place)
     return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *seen])))
