@@ -1,6 +1,7 @@
 """Whole batches for a plain DataLoader: workers, epochs, states, processes that die."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -142,7 +143,8 @@ def test_a_killed_worker_is_an_error_not_a_hang(dataset_path, tmp_path):
         check=False,
     )  # fmt: skip
     assert run.returncode == 1
-    assert "RuntimeError: DataLoader worker" in run.stderr
+    # Torch looks after its workers now and then; until it does, the pipe of a dead one is broken.
+    assert re.search("RuntimeError: DataLoader worker|ConnectionResetError|EOFError", run.stderr)
 
 
 def test_an_error_in_a_worker_reaches_the_consumer(dataset_path):
