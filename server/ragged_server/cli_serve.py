@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ragged_format.cli.output import Json, Output
+from ragged_format.local_files import local_path
 from ragged_server.settings import ServerSettings, as_toml, load_settings
 
 __all__ = ["option_of", "serve"]
@@ -30,7 +31,7 @@ def option_of(setting: str) -> str:
 
 def _serve(
     ctx: typer.Context,
-    directory: Path,
+    directory: str,
     config: Path | None,
     *,
     print_config: bool,
@@ -43,7 +44,8 @@ def _serve(
     file (max_request_bytes) can give as well; the command line goes before both. Sizes may have a
     unit (64MiB), durations too (90s, 15m, 7d). Without API keys only this machine is served.
     """
-    settings = load_settings(directory, config, **options)
+    folder = local_path(directory)
+    settings = load_settings(folder, config, **options)
     out = Output(ctx, json=json)
     if print_config:
         out.text(as_toml(settings).rstrip())
@@ -56,7 +58,7 @@ def _serve(
 
     def listening(url: str) -> None:
         out.text(f"serving {settings.dataset} at {url}")
-        out.result({"url": url, "dataset": settings.dataset, "directory": str(directory)})
+        out.result({"url": url, "dataset": settings.dataset, "directory": str(folder)})
 
     if settings.workers > 1:
         from ragged_server.workers import serve_with_workers as run
@@ -73,7 +75,7 @@ def _parameters() -> list[inspect.Parameter]:
     where = typer.Argument(metavar="DIR", help=_help("directory"))
     out = [
         inspect.Parameter("ctx", keyword, annotation=typer.Context),
-        inspect.Parameter("directory", keyword, annotation=Annotated[Path, where]),
+        inspect.Parameter("directory", keyword, annotation=Annotated[str, where]),
         inspect.Parameter("config", keyword, default=None, annotation=Annotated[Path | None, file]),
         inspect.Parameter(
             "print_config", keyword, default=False, annotation=Annotated[bool, shown]

@@ -147,3 +147,11 @@ def test_connections_leave_files_for_the_store(monkeypatch, limits, raised, conn
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: now.__setitem__(0, both))
     found = within_descriptors(load_settings(Path("live")))
     assert (now[0], found.max_connections) == (raised, connections)
+
+
+def test_a_directory_that_is_not_on_this_machine_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["serve", "s3://bucket/live", "--json"])
+    assert done.exit_code == 1
+    assert "not on this machine" in done.output
+    assert list(tmp_path.iterdir()) == []
