@@ -20,7 +20,7 @@ from ragged_format.errors import JobError, MissingDependencyError, Where, Worker
 from ragged_format.local_files import TEMPORARY_MARK
 from ragged_pipeline.memory import released
 from ragged_pipeline.pool import ATTEMPTS, ONE_THREAD, Advance, Done, rebuilt
-from ragged_pipeline.worker import described, load_job, reference_of
+from ragged_pipeline.worker import described, opened_job, reference_of
 
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job
@@ -149,7 +149,6 @@ def _opened(setup: str) -> Callable[[int, int], dict[str, Any]]:
     sys.path.extend(entry for entry in given["path"] if entry not in sys.path)
     import pyarrow as pa
 
-    from ragged_pipeline.plan import Plan
     from ragged_pipeline.tasks import run_task
 
     pa.set_cpu_count(1)
@@ -160,9 +159,7 @@ def _opened(setup: str) -> Callable[[int, int], dict[str, Any]]:
             expected="one file system that all nodes share", got="no such directory",
             remedy="write to a shared file system",
         )  # fmt: skip
-    job = load_job(given["job"], given["options"])
-    plan = Plan.from_json((work / "plan.json").read_bytes())
-    inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
+    job, plan, inputs = opened_job(given["job"], given["options"], work)
 
     def do(stage: int, task: int) -> dict[str, Any]:
         with _counted(work, stage, task):

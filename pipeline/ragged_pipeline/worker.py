@@ -23,8 +23,9 @@ from ragged_pipeline.memory import released
 
 if TYPE_CHECKING:
     from ragged_pipeline.job import Job
+    from ragged_pipeline.plan import Plan
 
-__all__ = ["described", "load_job", "main", "reference_of"]
+__all__ = ["described", "main", "opened_job", "reference_of"]
 
 ADVANCE_S = 0.1
 
@@ -34,7 +35,7 @@ def reference_of(job: Job) -> str:
     return f"{type(job).__module__}:{type(job).__qualname__}"
 
 
-def load_job(reference: str, options: dict[str, Any]) -> Job:
+def _load(reference: str, options: dict[str, Any]) -> Job:
     """Make a job of what :func:`reference_of` returned and its options."""
     module, _, name = reference.partition(":")
     found: Any = import_module(module)
@@ -75,20 +76,33 @@ def _read(lines: queue.SimpleQueue[str]) -> None:
     os._exit(0)
 
 
+def opened_job(reference: str, options: dict[str, Any], work: Path) -> tuple[Job, Plan, Any]:
+    """Return a job, its plan and its inputs, as the parent wrote them to the work directory.
+
+    Raises
+    ------
+    JobError
+        The inputs are not those of the plan any more (``RF-J001``).
+    """
+    from ragged_pipeline.inputs import require_planned
+    from ragged_pipeline.plan import Plan
+
+    job = _load(reference, options)
+    plan = Plan.from_json((work / "plan.json").read_bytes())
+    inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
+    require_planned(inputs, plan)
+    return job, plan, inputs
+
+
 def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
     import pyarrow as pa
 
-    from ragged_pipeline.inputs import require_planned
-    from ragged_pipeline.plan import Plan
     from ragged_pipeline.tasks import run_task
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    job = load_job(setup["job"], setup["options"])
     work = Path(setup["work"])
-    plan = Plan.from_json((work / "plan.json").read_bytes())
-    inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
-    require_planned(inputs, plan)
+    job, plan, inputs = opened_job(setup["job"], setup["options"], work)
 
     def do(stage: int, task: int) -> dict[str, Any]:
         waiting, last = 0, time.monotonic()
