@@ -60,7 +60,7 @@ def test_heavy_packages_are_not_imported_before_they_are_needed(dataset):
         "import sys; sys.argv[1:] = ['validate', sys.argv[1]]\n"
         "from ragged_format.cli import main\n"
         "try: main()\n"
-        "finally: print({'torch', 'polars', 'pandas', 'simdjson'} & set(sys.modules))"
+        "finally: print({'torch', 'polars', 'datasets', 'simdjson'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, dataset], capture_output=True, text=True, timeout=60

@@ -123,7 +123,6 @@ print(json.dumps([found.num_rows, found[:]["candidate_ids"] == json.load(sys.std
 
 
 def test_hugging_face_opens_the_directory(dataset, samples, tmp_path):
-    pytest.importorskip("datasets")
     done = to_hf(dataset, tmp_path / "out", options={"file_bytes": 1})
     assert done.figures["files"] == 4
     found = subprocess.run(
