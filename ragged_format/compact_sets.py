@@ -22,6 +22,8 @@ __all__ = ["decode_sets", "encode_sets"]
 Array = npt.NDArray[Any]
 # Ids that are decoded at a time: what is in work fits the second-level cache.
 CHUNK = 1 << 16
+# Sets of one id are sorted with the others unless they hold at least this part of all ids, inverse.
+ALONE = 8
 # Ids below this are counted in a table, others by sorting.
 TABLE = 1 << 22
 
@@ -110,29 +112,30 @@ def _decode_chunk(
     steps: Array, lookup: Array, counts: Int64, sampled: Array, size: int, out: Array
 ) -> None:
     """Write the sets of some targets, whose ids are below `size`, to `out`."""
-    several = np.flatnonzero(counts > 1)
-    is_all = len(several) == len(counts)
-    if not is_all:
-        # Sets of the sampled token alone are most of them where sets are narrow.
-        alone = np.flatnonzero(counts == 1)
+    # Sets of the sampled token alone need no sorting; where they are many, they go their own way.
+    alone = np.flatnonzero(counts == 1)
+    is_apart = ALONE * len(alone) > len(out)
+    filled = np.flatnonzero(counts > (1 if is_apart else 0))
+    if is_apart:
         places = offsets_of(counts)[alone]
         out[places] = sampled[alone]
-        is_several = np.ones(len(out), bool)
-        is_several[places] = False
-        counts, sampled = counts[several], sampled[several]
+        is_other = np.ones(len(out), bool)
+        is_other[places] = False
+    if len(filled) < len(counts):
+        counts, sampled = counts[filled], sampled[filled]
     rest = counts - 1
-    total = np.cumsum(steps, dtype=np.uint32)
-    before = np.zeros(len(rest), np.uint32)
-    before[1:] = total[offsets_of(rest)[1:-1] - 1]
-    total -= np.repeat(before, rest)
-    ids = np.concatenate([lookup.take(total), sampled.astype(lookup.dtype)])
+    bounds = offsets_of(rest)
+    total = np.zeros(len(steps) + 1, np.uint32)
+    np.cumsum(steps, dtype=np.uint32, out=total[1:])
+    ranks = total[1:] - np.repeat(total[bounds[:-1]], rest)
+    ids = np.concatenate([lookup.take(ranks), sampled.astype(lookup.dtype)])
     keys, low = _keys(ids, rest, size, np.arange(len(rest)))
     keys.sort()
     keys &= low
-    if is_all:
-        out[:] = keys
+    if is_apart:
+        out[np.flatnonzero(is_other)] = keys
     else:
-        out[np.flatnonzero(is_several)] = keys
+        out[:] = keys
 
 
 def _ranked(ids: Array) -> tuple[Array, Array]:
