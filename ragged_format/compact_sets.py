@@ -123,15 +123,24 @@ def _decode_chunk(
         is_other[places] = False
     if len(filled) < len(counts):
         counts, sampled = counts[filled], sampled[filled]
-    rest = counts - 1
-    bounds = offsets_of(rest)
-    total = np.zeros(len(steps) + 1, np.uint32)
+    rest, targets, number = counts - 1, len(counts), len(steps)
+    total = np.zeros(number + 1, np.uint32)
     np.cumsum(steps, dtype=np.uint32, out=total[1:])
-    ranks = total[1:] - np.repeat(total[bounds[:-1]], rest)
-    ids = np.concatenate([lookup.take(ranks), sampled.astype(lookup.dtype)])
-    keys, low = _keys(ids, rest, size, np.arange(len(rest)))
+    owner = np.repeat(np.arange(targets, dtype=np.uint32), rest)
+    ranks = total[1:] - total.take(offsets_of(rest)[:-1]).take(owner)
+    if number and int(ranks.max()) >= len(lookup):
+        raise CorruptError(
+            "a rank of a candidate set has no id", expected=f"< {len(lookup)}", got=int(ranks.max())
+        )
+    # Keys sort by target, then id; the ids of sampled tokens lie behind the others.
+    bits, wide = _key_layout(size, targets)
+    keys = np.empty(number + targets, wide)
+    np.left_shift(owner, wide(bits), out=keys[:number])
+    keys[:number] |= lookup.take(ranks)
+    np.left_shift(np.arange(targets, dtype=wide), wide(bits), out=keys[number:])
+    keys[number:] |= sampled.astype(wide)
     keys.sort()
-    keys &= low
+    keys &= wide((1 << bits) - 1)
     if is_apart:
         out[np.flatnonzero(is_other)] = keys
     else:
@@ -178,20 +187,15 @@ def _key_type(size: int) -> type[np.uint32 | np.uint64]:
     return np.uint32 if size <= 1 << 32 else np.uint64
 
 
-def _keys(
-    values: Array, counts: Int64, size: int, more: Int64 | None = None
-) -> tuple[Array, np.unsignedinteger[Any]]:
-    """Return keys that sort by target, then value, and the mask that gives the value back.
-
-    `values` lie end to end by `counts`; behind them is one more for each target of `more`.
-    """
+def _key_layout(size: int, targets: int) -> tuple[int, Any]:
+    """Return the bits below the target in a key, and the type of keys."""
     bits = max(1, (size - 1).bit_length())
-    targets = len(counts)
-    wide: Any = np.uint32 if bits + max(0, (targets - 1).bit_length()) <= 32 else np.uint64
-    prefix: Array = np.arange(targets, dtype=wide) << wide(bits)
-    keys: Array = values.astype(wide)
-    own = np.repeat(prefix, counts)
-    keys[: len(own)] |= own
-    if more is not None:
-        keys[len(own) :] |= prefix[more]
-    return keys, wide((1 << bits) - 1)
+    narrow = bits + max(0, (targets - 1).bit_length()) <= 32
+    return bits, np.uint32 if narrow else np.uint64
+
+
+def _keys(values: Array, counts: Int64, size: int) -> tuple[Array, np.unsignedinteger[Any]]:
+    """Return keys that sort by target, then value, and the mask that gives the value back."""
+    bits, wide = _key_layout(size, len(counts))
+    prefix: Array = np.arange(len(counts), dtype=wide) << wide(bits)
+    return values.astype(wide) | np.repeat(prefix, counts), wide((1 << bits) - 1)
