@@ -124,14 +124,13 @@ class ShardCache:
         fetch: Callable[[Path], object],
         opener: Callable[[Path, bool], T],
     ) -> T:
-        part = path.with_name(path.name + _PART)
+        # The name says how many bytes are reserved: fetching may cut the file before it writes.
+        part = path.with_name(f"{path.name}.{size}{_PART}")
         try:
             with self._locked("cache.lock", fcntl.LOCK_EX):
                 part.unlink(missing_ok=True)
                 self._make_room(size)
-                # Its full size at once, so that others count it; no block is taken yet.
                 part.touch()
-                os.truncate(part, size)
             fetch(part)
             # Checked before others see it, opened before they can remove it.
             opener(part, True)  # noqa: FBT003 - the callback's contract
@@ -149,12 +148,13 @@ class ShardCache:
             if path.suffix in (_PART, ".arrow"):
                 with suppress(FileNotFoundError):
                     state = path.stat()
-                    found.append((state.st_mtime_ns, state.st_size, path))
+                    nbytes = _reserved(path)[1] if path.suffix == _PART else state.st_size
+                    found.append((state.st_mtime_ns, nbytes, path))
         taken = sum(entry[1] for entry in found)
         for _, nbytes, path in sorted(found):
             if taken + size <= self.max_bytes:
                 break
-            if path.suffix == _PART and self._is_being_fetched(path.with_suffix("")):
+            if path.suffix == _PART and self._is_being_fetched(_reserved(path)[0]):
                 continue
             path.unlink(missing_ok=True)
             taken -= nbytes
@@ -186,3 +186,9 @@ class ShardCache:
             # Not by closing alone: a forked child may hold a copy of the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+def _reserved(part: Path) -> tuple[Path, int]:
+    """Return the final name of a copy that is being fetched, and its bytes."""
+    name, _, size = part.name.removesuffix(_PART).rpartition(".")
+    return part.with_name(name), int(size) if size.isdecimal() else 0

@@ -105,10 +105,26 @@ def test_content_that_was_fetched_damaged_is_an_error_and_not_kept(far):
 
 
 def test_what_a_killed_fetch_left_is_overwritten_or_makes_room(far):
-    (far.cache.directory / "a.arrow.part").write_bytes(bytes(7))
-    (far.cache.directory / "z.arrow.part").write_bytes(bytes(3 * SIZE))
+    (far.cache.directory / f"a.arrow.{SIZE}.part").write_bytes(bytes(7))
+    (far.cache.directory / f"z.arrow.{3 * SIZE}.part").write_bytes(bytes(7))
     assert far.open("a") == content("a")
     assert not list(far.cache.directory.glob("*.part"))
+
+
+def test_a_file_that_is_cut_while_it_is_fetched_keeps_its_room(tmp_path):
+    cache = ShardCache(tmp_path, max_bytes=2 * SIZE)
+    other = ShardCache(tmp_path, max_bytes=2 * SIZE)
+
+    def fetch(path):
+        path.write_bytes(b"")  # as every open for writing does
+        for name in "xy":
+            other.open(
+                f"{name}.arrow", SIZE, lambda p: p.write_bytes(bytes(SIZE)), lambda p, _: None
+            )
+        path.write_bytes(bytes(SIZE))
+
+    cache.open("a.arrow", SIZE, fetch, lambda path, _: None)
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.arrow")) <= 2 * SIZE
 
 
 def test_threads_fetch_each_file_once_and_read_whole_ones(tmp_path):
