@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 
@@ -29,13 +29,27 @@ if TYPE_CHECKING:
     from ragged_server.context import AnyStore, Context
     from ragged_server.gate import Gate
 
-__all__ = ["DrainingServer", "listen", "make_server", "run", "serve", "url_of"]
+__all__ = ["DrainingServer", "handled_signals", "listen", "make_server", "run", "serve", "url_of"]
 
 _BACKLOG = 2048
 # Time for connections to close when the time of running requests is up.
 _CUT_S = 2
 # How often a draining server looks whether everything has ended.
 _TICK_S = 0.05
+
+
+@contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give SIGINT and SIGTERM to `handler` inside the block; nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class DrainingServer(uvicorn.Server):
@@ -109,16 +123,8 @@ class DrainingServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals while serving, and do not raise them again afterwards: exit is 0."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled_signals(self.handle_exit):
             yield
-            return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in signals}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def serve(
@@ -153,8 +159,11 @@ def serve(
             on_listen(url)
 
     with listen(settings) as listener:
-        run(settings, open_store, listener, on_server=started)
+        run(settings, open_store, listener, server_class=DrainingServer, on_server=started)
     log.info("stopped")
+
+
+_S = TypeVar("_S", bound=DrainingServer)
 
 
 def run(
@@ -162,8 +171,8 @@ def run(
     open_store: Callable[[], AnyStore],
     listener: socket.socket,
     *,
-    server_class: type[DrainingServer] = DrainingServer,
-    on_server: Callable[[DrainingServer], None],
+    server_class: type[_S],
+    on_server: Callable[[_S], None],
     waits_for_store: bool = False,
 ) -> None:
     """Serve on a socket that listens.
@@ -193,10 +202,10 @@ def run(
 def make_server(
     settings: ServerSettings,
     open_store: Callable[[], AnyStore],
-    server_class: type[DrainingServer] = DrainingServer,
+    server_class: type[_S],
     *,
     waits_for_store: bool = False,
-) -> DrainingServer:
+) -> _S:
     """Return a server that only has to run; all settings are checked.
 
     Raises
@@ -204,7 +213,7 @@ def make_server(
     SettingsError
         Keys, tokenizer or certificates cannot be used (``RF-H016``).
     """
-    servers: list[DrainingServer] = []
+    servers: list[_S] = []
     app = create_app(
         settings, open_store, on_failure=lambda err: servers[0].fail(err),
         waits_for_store=waits_for_store,

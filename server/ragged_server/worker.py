@@ -107,8 +107,7 @@ def work(
             store.open()
         return store
 
-    def started(server: DrainingServer) -> None:
-        assert isinstance(server, _Server)  # noqa: S101  for the type checker
+    def started(server: _Server) -> None:
         server.pipe = pipe
 
     try:

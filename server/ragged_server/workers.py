@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +29,7 @@ from ragged_server.http_errors import SettingsError
 from ragged_server.logs import log
 from ragged_server.metrics import METRICS_DIRECTORY
 from ragged_server.remote_store import StoreServer
-from ragged_server.serve import listen, make_server, url_of
+from ragged_server.serve import DrainingServer, handled_signals, listen, make_server, url_of
 from ragged_server.worker import DRAIN, work
 
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ def serve_with_workers(
         The store cannot be opened.
     """
     # What is wrong with the settings shall be said here, and once.
-    make_server(settings, open_store)
+    make_server(settings, open_store, DrainingServer)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragged-")))
         path = folder / "store"
@@ -169,16 +167,8 @@ class _Pool:
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Take SIGTERM and SIGINT as the wish to stop; the second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled_signals(self._on_signal):
             yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._signals += 1
