@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "Force",
+    "Input",
     "Memory",
     "Mode",
+    "ShardBytes",
     "Target",
     "Workers",
     "WriteMode",
@@ -43,6 +45,15 @@ __all__ = [
 Mode = Literal["error", "append", "overwrite"]
 
 Target = Annotated[str, typer.Argument(metavar="OUT", show_default=False, help="Dataset to write.")]
+Input = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN", show_default=False, help="Dataset, file or stream; - reads stdin."
+    ),
+]
+ShardBytes = Annotated[
+    str, typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about.")
+]
 WriteMode = Annotated[
     Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -13,8 +13,10 @@ from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
     Engine,
     Force,
+    Input,
     Memory,
     Mode,
+    ShardBytes,
     Target,
     Workers,
     WriteMode,
@@ -28,17 +30,6 @@ if TYPE_CHECKING:
     from ragged_pipeline.runner import Result
 
 __all__ = ["compact", "expand"]
-
-Input = Annotated[
-    str,
-    typer.Argument(
-        metavar="IN", show_default=False, help="Dataset, file or stream; - reads stdin."
-    ),
-]
-ShardBytes = Annotated[
-    str,
-    typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about."),
-]
 
 
 def compact(

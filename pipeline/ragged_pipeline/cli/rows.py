@@ -13,7 +13,9 @@ from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
     Engine,
     Force,
+    Input,
     Memory,
+    ShardBytes,
     Workers,
     WriteMode,
     result_json,
@@ -28,12 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["advantages", "dedupe", "filter_command", "merge", "reshard"]
 
-Input = Annotated[
-    str,
-    typer.Argument(
-        metavar="IN", show_default=False, help="Dataset, file or stream; - reads stdin."
-    ),
-]
 Inputs = Annotated[
     list[str],
     typer.Argument(metavar="IN", show_default=False, help="Datasets, files or streams, in order."),
@@ -43,9 +39,6 @@ Out = Annotated[
     typer.Argument(
         metavar="OUT", show_default=False, help="Dataset to write; - writes a stream to stdout."
     ),
-]
-ShardBytes = Annotated[
-    str, typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about.")
 ]
 SortBy = Annotated[
     str | None,
@@ -183,16 +176,11 @@ def merge(
     json: Json = False,
 ) -> None:
     """Write the records of several inputs, one after the other, as one dataset."""
-    from ragged_pipeline.api import merge as run
-
-    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
-        return run(
-            places, out, sort_by=_listed(sort_by), descending=descending, shard_bytes=shard_bytes,
-            batch_rows=batch_rows, **given,
-        )  # fmt: skip
-
-    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
-    _run(ctx, job, paths, target, "merging", running, json=json)
+    _rewrite(
+        ctx, paths, target, "merging", json=json, sort_by=_listed(sort_by),
+        descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
+        workers=workers, memory=memory, engine=engine, force=force,
+    )  # fmt: skip
 
 
 def reshard(
@@ -211,16 +199,29 @@ def reshard(
     json: Json = False,
 ) -> None:
     """Write the same records in other shards and batches."""
+    _rewrite(
+        ctx, [path], target, "writing", json=json, sort_by=_listed(sort_by),
+        descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
+        workers=workers, memory=memory, engine=engine, force=force,
+    )  # fmt: skip
+
+
+def _rewrite(
+    ctx: typer.Context, paths: Sequence[str], target: str, label: str, *, json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Write the records of inputs anew; `options` are those of the job and of its run."""
     from ragged_pipeline.api import merge as run
 
-    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
-        return run(
-            places, out, sort_by=_listed(sort_by), descending=descending, shard_bytes=shard_bytes,
-            batch_rows=batch_rows, **given,
-        )  # fmt: skip
-
-    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
-    _run(ctx, job, [path], target, "writing", running, json=json)
+    _run(
+        ctx,
+        lambda places, out, given: run(places, out, **given),
+        paths,
+        target,
+        label,
+        options,
+        json=json,
+    )
 
 
 def _listed(names: str | None) -> list[str] | None:
