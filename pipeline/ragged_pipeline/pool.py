@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["ONE_THREAD", "Pool", "rebuilt", "run_here"]
+__all__ = ["ONE_THREAD", "Pool", "interpreter_of", "rebuilt", "run_here"]
 
 # Every worker is one thread of computation: more would fight over the cores.
 ONE_THREAD = {
@@ -32,16 +32,21 @@ ONE_THREAD = {
     "NUMEXPR_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }  # fmt: skip
-# The parent's modules are the worker's, however the parent found them.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ragged_pipeline.worker import main; main()"
-)
 # Times that a task whose worker died is given to another one.
 ATTEMPTS = 3
 
 Advance = Callable[[int], None]
 Done = tuple[int, dict[str, Any]]
+
+
+def interpreter_of(module: str) -> list[str]:
+    """Return the command of a fresh interpreter that calls ``main()`` of a module."""
+    # The parent's modules are the worker's, however the parent found them.
+    boot = (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        f"from {module} import main; main()"
+    )
+    return [sys.executable, "-c", boot, json.dumps(sys.path)]
 
 
 def run_here(
@@ -191,7 +196,7 @@ class Pool:
             if process is not None:
                 _end(process)
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+                interpreter_of("ragged_pipeline.worker"),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip

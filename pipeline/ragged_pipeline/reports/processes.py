@@ -6,19 +6,18 @@ scripts without a guard work, and it ends when its pipes do, so that none outliv
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.errors import WorkerError
+from ragged_pipeline.pool import interpreter_of
 
 if TYPE_CHECKING:
     from ragged_pipeline.reports.collect import Part
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["in_processes", "main"]
 
-# The parent's modules are the worker's, however the parent found them.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ragged_pipeline.reports.processes import main; main()"
-)
 # Parts per worker that may wait for an earlier one.
 _AHEAD = 4
 
@@ -97,7 +91,7 @@ class _Worker:
 
     def __init__(self, source: Any, options: Options) -> None:
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+            interpreter_of("ragged_pipeline.reports.processes"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
         )  # fmt: skip
