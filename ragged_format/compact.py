@@ -26,6 +26,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -389,7 +390,7 @@ class _Decoder:
         dtype = column.type.to_pandas_dtype()
         if transform == "ranks":
             order = self._order(column.name)
-            return decode_sets(stored, order, self._counts(column.axis), self._sampled(), dtype)
+            return decode_sets(stored, order, self._counts(column.axis), self._sampled, dtype)
         if transform == "positions":
             return decode_positions(
                 stored, self._counts(column.axis), self._named(f"{axis}_ids"),
@@ -397,7 +398,7 @@ class _Decoder:
             )  # fmt: skip
         if transform == "shared":
             return decode_shared(
-                stored, self._sampled(), self._counts(axis), self._named(f"{axis}_ids"),
+                stored, self._sampled, self._counts(axis), self._named(f"{axis}_ids"),
                 self._named(f"{axis}_log_probs"),
             )  # fmt: skip
         raise CorruptError(
@@ -423,6 +424,7 @@ class _Decoder:
         # In their own type, in which a difference may have wrapped around.
         return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
 
+    @cached_property
     def _sampled(self) -> Values:
         if self._schema.profile == "packed":
             return self._named("target_ids")
