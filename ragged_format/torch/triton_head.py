@@ -24,6 +24,9 @@ __all__ = ["add_hidden", "add_weight", "dots"]
 _ENTRIES = 32
 _WIDTH = 64
 
+# In kernels, annotations name only what `tl` has: Triton's compiler looks them up as it does any
+# global of a kernel, and refuses others. Its interpreter does not.
+
 
 def _jit(kernel: Any) -> Any:
     return kernel if triton is None else triton.jit(kernel)
@@ -39,13 +42,13 @@ def _check_installed() -> None:
 
 @_jit
 def _dots_kernel(
-    hidden: Any,
-    weight: Any,
-    positions: Any,
-    rows: Any,
-    out: Any,
-    total: int,
-    width: int,
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    positions: tl.tensor,
+    rows: tl.tensor,
+    out: tl.tensor,
+    total: tl.tensor,
+    width: tl.tensor,
     double: tl.constexpr,
     entries: tl.constexpr,
     columns: tl.constexpr,
@@ -67,13 +70,13 @@ def _dots_kernel(
 
 @_jit
 def _bags_kernel(
-    weight: Any,
-    positions: Any,
-    offsets: Any,
-    rows: Any,
-    grad: Any,
-    out: Any,
-    width: Any,
+    weight: tl.tensor,
+    positions: tl.tensor,
+    offsets: tl.tensor,
+    rows: tl.tensor,
+    grad: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
     double: tl.constexpr,
     entries: tl.constexpr,
     columns: tl.constexpr,
@@ -94,18 +97,18 @@ def _bags_kernel(
         sums += tl.sum(part.to(kind) * scale[:, None], axis=0)
     position = tl.load(positions + target)
     # Several targets may share a position.
-    tl.atomic_add(out + position * width + column, sums, mask=column < width)
+    tl.atomic_add(out + position * width + column, sums, mask=column < width, sem="relaxed")
 
 
 @_jit
 def _rows_kernel(
-    hidden: Any,
-    positions: Any,
-    rows: Any,
-    grad: Any,
-    out: Any,
-    total: int,
-    width: int,
+    hidden: tl.tensor,
+    positions: tl.tensor,
+    rows: tl.tensor,
+    grad: tl.tensor,
+    out: tl.tensor,
+    total: tl.tensor,
+    width: tl.tensor,
     double: tl.constexpr,
     entries: tl.constexpr,
     columns: tl.constexpr,
@@ -120,7 +123,7 @@ def _rows_kernel(
     kind = tl.float64 if double else tl.float32
     part = tl.load(hidden + position[:, None] * width + column[None, :], mask=inside, other=0.0)
     at = out + row[:, None] * width + column[None, :]
-    tl.atomic_add(at, part.to(kind) * scale[:, None], mask=inside)
+    tl.atomic_add(at, part.to(kind) * scale[:, None], mask=inside, sem="relaxed")
 
 
 def dots(hidden: Tensor, weight: Tensor, positions: Tensor, rows: Tensor, out: Tensor) -> None:
@@ -135,10 +138,11 @@ def dots(hidden: Tensor, weight: Tensor, positions: Tensor, rows: Tensor, out: T
     """
     _check_installed()
     if len(rows):
-        _dots_kernel[_blocks(len(rows)),](
-            hidden.contiguous(), weight.contiguous(), positions, rows, out, len(rows),
-            hidden.shape[1], **_constants(out),
-        )  # fmt: skip
+        with torch.cuda.device(out.get_device()):  # Triton launches on the current device
+            _dots_kernel[_blocks(len(rows)),](
+                hidden.contiguous(), weight.contiguous(), positions, rows, out, len(rows),
+                hidden.shape[1], **_constants(out),
+            )  # fmt: skip
 
 
 def add_hidden(
@@ -158,20 +162,22 @@ def add_hidden(
     """
     _check_installed()
     if len(positions):
-        _bags_kernel[len(positions), -(-out.shape[1] // _WIDTH)](
-            weight.contiguous(), positions, offsets, rows, grad, out, out.shape[1],
-            **_constants(out),
-        )  # fmt: skip
+        with torch.cuda.device(out.get_device()):
+            _bags_kernel[len(positions), -(-out.shape[1] // _WIDTH)](
+                weight.contiguous(), positions, offsets, rows, grad, out, out.shape[1],
+                **_constants(out),
+            )  # fmt: skip
 
 
 def add_weight(hidden: Tensor, positions: Tensor, rows: Tensor, grad: Tensor, out: Tensor) -> None:
     """Add ``grad[i] * hidden[positions[i]]`` to row ``rows[i]`` of `out`, (v, h)."""
     _check_installed()
     if len(rows):
-        _rows_kernel[_blocks(len(rows)), -(-out.shape[1] // _WIDTH)](
-            hidden.contiguous(), positions, rows, grad, out, len(rows), out.shape[1],
-            **_constants(out),
-        )  # fmt: skip
+        with torch.cuda.device(out.get_device()):
+            _rows_kernel[_blocks(len(rows)), -(-out.shape[1] // _WIDTH)](
+                hidden.contiguous(), positions, rows, grad, out, len(rows), out.shape[1],
+                **_constants(out),
+            )  # fmt: skip
 
 
 def _blocks(total: int) -> int:
