@@ -18,7 +18,7 @@ TYPED       := ragged_format pipeline/ragged_pipeline server/ragged_server \
                $(wildcard benchmarks) $(wildcard spec/vectors spec/tables)
 FRESH       := $(VENV)-constraints
 CONSTRAINTS := constraints.txt
-EXTERNAL    := chromium or node or ray
+EXTERNAL    := chromium or node or ray or triton
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -76,7 +76,7 @@ constraints: ## Resolve all dependencies anew, in an environment of their own, i
 	$(MAKE) --no-print-directory $(FRESH)/.torch.stamp VENV=$(FRESH) CONSTRAINTS=/dev/null
 	echo 'torch==$(TORCH_VERSION)' > $(FRESH)/torch.txt
 	$(FRESH)/bin/python -m pip install -q -e '.[all]' --group dev --group bench --group browser \
-	    --constraint $(FRESH)/torch.txt
+	    --group triton --constraint $(FRESH)/torch.txt
 	{ grep '^#' constraints.txt; \
 	  $(FRESH)/bin/python -m pip freeze --all --exclude pip --exclude-editable \
 	  | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > $(FRESH)/constraints.txt

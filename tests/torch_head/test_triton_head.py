@@ -1,6 +1,5 @@
 """The Triton kernels, by Triton's interpreter on the CPU, give what the other kernels give."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,9 +9,8 @@ import torch
 
 import ragged_format as rf
 from benchmarks import head as bench
-from ragged_format.torch import support_log_probs
+from ragged_format.torch import support_log_probs, triton_head
 
-INSTALLED = importlib.util.find_spec("triton") is not None
 # The interpreter is chosen when Triton is imported, hence a process of its own.
 SCRIPT = """
 import torch
@@ -36,7 +34,7 @@ print("equal")
 """
 
 
-@pytest.mark.skipif(not INSTALLED, reason="Triton comes with CUDA builds of PyTorch only")
+@pytest.mark.triton
 def test_the_kernels_agree_in_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -45,8 +43,8 @@ def test_the_kernels_agree_in_the_interpreter():
     assert done.stdout.strip() == "equal", done.stderr
 
 
-@pytest.mark.skipif(INSTALLED, reason="Triton is installed")
-def test_without_triton_its_choice_is_a_typed_error():
+def test_without_triton_its_choice_is_a_typed_error(monkeypatch):
+    monkeypatch.setattr(triton_head, "triton", None)
     case = bench.heavy_tail(3, width=4, vocabulary=16, hidden=4)
     with pytest.raises(rf.MissingDependencyError, match="Triton"):
         support_log_probs(
