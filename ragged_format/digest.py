@@ -62,6 +62,7 @@ __all__ = [
     "digest",
     "digest_plan",
     "message_digest",
+    "message_record_digests",
     "record_digests",
     "schema_digest",
     "text_digest",
@@ -179,6 +180,11 @@ def message_digest(plan: DigestPlan, layout: Layout) -> bytes:
                     update(_ONES[:rows])
                 update(values)
                 continue
+        elif rows == 1 and not is_list:
+            value = _one_value(of_column, layout)
+            if value is not None:
+                update(value)
+                continue
         first, count = 0, rows
         if is_list:
             lists = _list_offsets(of_column, layout)
@@ -190,12 +196,52 @@ def message_digest(plan: DigestPlan, layout: Layout) -> bytes:
     return bytes(hasher.digest())
 
 
+def _one_value(plan: _Plan, layout: Layout) -> bytes | None:
+    """Return what one record's value adds, None where the general way has to look."""
+    buffers, body, column = layout.buffers, layout.body, plan.column
+    at, validity, is_null = plan.validity, b"", False
+    if layout.nodes[plan.values_nulls]:
+        # The count says that it is null; what counts is the bit.
+        offset, size = buffers[at : at + 2]
+        if not column.nullable or size < 1 or not 0 <= offset < len(body):
+            return None
+        is_null = not body[offset] & 1
+    if column.nullable:
+        validity = b"\0" if is_null else b"\1"
+    offset, size = buffers[at + 2 : at + 4]
+    if plan.width:
+        if not is_null or size < plan.width or not 0 <= offset <= len(body) - plan.width:
+            return None
+        return validity + bytes(plan.width)
+    if size < 8 or not 0 <= offset <= len(body) - 8:
+        return None
+    start, stop = _i32_pair(body[offset : offset + 8])
+    offset, size = buffers[at + 4 : at + 6]
+    if not (0 <= start <= stop <= size and 0 <= offset <= len(body) - stop):
+        return None
+    if is_null:
+        return validity + _pair(0, 0)
+    return b"".join((validity, _pair(0, stop - start), body[offset + start : offset + stop]))
+
+
 def record_digests(batch: pa.RecordBatch) -> Bytes:
     """Return the digest of every record, (n, 16) uint8: row i is ``digest(batch.slice(i, 1))``.
 
     One pass: columns are prepared once, then each record costs two updates per column.
     """
-    plan, layout = _serialize(batch)
+    return message_record_digests(*_serialize(batch))
+
+
+def message_record_digests(plan: DigestPlan, layout: Layout) -> Bytes:
+    """Return the digest of every record that an uncompressed message holds, (n, 16) uint8.
+
+    Guarantees: no copy of its values.
+
+    Raises
+    ------
+    InvariantError
+        As :func:`message_digest` does.
+    """
     pieces: list[tuple[memoryview, list[int]]] = []
     for of_column in plan.columns:
         pieces.extend(_record_pieces(of_column, layout))
