@@ -43,6 +43,17 @@ from ragged_format.messages import decode_message, encode_message
 from ragged_format.ragged import concat
 from ragged_format.soundness import check_arrays
 from ragged_format.storage import PlaceLike, Session, open_storage
+from ragged_format.unique_ids import (
+    ON_DUPLICATE,
+    SAMPLE_ID,
+    HashRuns,
+    Ids,
+    OnDuplicate,
+    TakenIds,
+    numbered,
+    require_unique,
+    shard_ids,
+)
 from ragged_format.validate import validate_batch
 from ragged_format.writer_state import require_open
 
@@ -88,6 +99,11 @@ class Writer:
     encoding : {"hot", "compact"}
         ``"hot"`` for memory mapping and random access; ``"compact"`` for storage and transfer: a
         fraction of the size, decoded a batch at a time.
+    on_duplicate : {"keep", "error"}
+        What becomes of a sample whose id another one has. ``"keep"``: ids are compared within each
+        batch that is written only, and ``ragged validate`` finds the others. ``"error"``: closing
+        compares all of them, and those of a dataset that is appended to, which are read for it; it
+        raises and commits nothing where one is there twice. Holds up to 64 MB of hashes more.
     lineage : mapping, optional
         JSON values that say where the data comes from; appending adds its keys to those there.
     storage_options : mapping, optional
@@ -133,12 +149,14 @@ class Writer:
         batch_bytes: int = BATCH_BYTES,
         max_shard_bytes: int = SHARD_BYTES,
         encoding: Encoding = "hot",
+        on_duplicate: OnDuplicate = "keep",
         lineage: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_choice("mode", mode, MODES)
         check_choice("validate", validate, VALIDATIONS)
         check_choice("encoding", encoding, ENCODINGS)
+        check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
         for name, size in (("batch_rows", batch_rows), ("batch_bytes", batch_bytes)):
             check_size(name, size)
         check_size("max_shard_bytes", max_shard_bytes)
@@ -158,9 +176,12 @@ class Writer:
         self._file: FileWriter | CompactWriter | None = None
         self._encoding: Encoding = encoding
         self._state: Literal["open", "committed", "aborted", "failed", "forked"] = "open"
+        self._taken: TakenIds | None = None
         self._merged(self._current())
         self._token = secrets.token_hex(8)
         self._session: Session = self._storage.begin(self._token)
+        compares = on_duplicate == "error" and SAMPLE_ID in self._known.ragged
+        self._ids = HashRuns(self._session.directory) if compares else None
         disown_in_children(self)
 
     def __enter__(self) -> Self:
@@ -209,6 +230,8 @@ class Writer:
             # Whatever interrupts it, the file under way may hold half a batch.
             try:
                 self._add(batch)
+                if self._ids is not None:
+                    self._ids.add(batch.column(SAMPLE_ID))
             except BaseException:
                 self.abort()
                 self._state = "failed"
@@ -281,6 +304,8 @@ class Writer:
         DatasetExistsError, SchemaMismatchError
             Another writer made a dataset here meanwhile that the mode does not allow to change; or
             a write failed on the way.
+        InvariantError
+            A ``sample_id`` is there twice, and `on_duplicate` is "error" (``RF-I006``).
         """
         if self._state in ("failed", "forked"):
             self._require_open()
@@ -289,6 +314,7 @@ class Writer:
         try:
             self._flush()
             self._close_shard()
+            self._compare_ids()
             self._session.commit(self._merged, [shard.name for shard in self._shards])
             self._state = "committed"
         except BaseException:
@@ -299,6 +325,22 @@ class Writer:
             raise
         finally:
             self._session.end()
+
+    def _compare_ids(self) -> None:
+        """Raise if two records have one id; those of a dataset that is appended to included."""
+        if self._ids is None:
+            return
+        written = Manifest(self._known, tuple(self._shards), 1, {})
+        name = f"records written to {self.path}"
+        ids = Ids(self._ids.parts(), lambda: numbered(shard_ids(self._storage, written), name))
+        require_unique(ids)
+        if self._mode == "append":
+            # Before the commit, which then finds nothing new to compare, and is short.
+            self._taken = TakenIds(
+                self._storage, ids, self._session.directory,
+                remedy="leave out what is there already, or pass on_duplicate='keep'",
+            )  # fmt: skip
+            self._taken.compare(self._current())
 
     def abort(self) -> None:
         """Drop what was written; does nothing after :meth:`close`."""
@@ -338,6 +380,8 @@ class Writer:
                 remedy="pass mode='append' or mode='overwrite', or choose another path",
             )  # fmt: skip
         require_same(current.known.ragged, self._known.ragged, where)
+        if self._taken is not None:
+            self._taken.compare(current)
         return Manifest(
             current.known, (*current.shards, *self._shards), generation,
             {**current.lineage, **self._lineage},

@@ -22,6 +22,7 @@ from ragged_pipeline.jobs.convert import TASK_BYTES, Convert, schema_text
 from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, places_of, run
 
 if TYPE_CHECKING:
+    from ragged_format.unique_ids import OnDuplicate
     from ragged_pipeline.progress import Report
 
 __all__ = ["convert", "detect_adapter"]
@@ -39,13 +40,15 @@ def convert(
     memory: int | str = DEFAULT_MEMORY,
     engine: str = "local",
     force: bool = False,
+    on_duplicate: OnDuplicate = "error",
     progress: Report | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Result:
     """Convert another system's files to a dataset of samples, through the adapter for them.
 
     Guarantees: nothing is committed unless all of the input converts. Memory does not grow with the
-    input. Sample ids are unique, those of a dataset that is appended to included.
+    input. Sample ids are unique; those of a dataset that is appended to are compared as well,
+    unless `on_duplicate` is "keep".
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ def convert(
         What to do with a dataset that is there. Appending converts to its columns.
     task_bytes : int
         Input from which one shard is made, about.
-    workers, memory, engine, force, progress
+    workers, memory, engine, force, on_duplicate, progress
         As in :func:`ragged_pipeline.run`.
     stdin : binary file object, optional
         Instead of standard input.
@@ -114,7 +117,7 @@ def convert(
         job.pipe = pipe
         common: dict[str, Any] = {
             "mode": mode, "workers": workers, "memory": memory, "engine": engine,
-            "progress": progress,
+            "on_duplicate": on_duplicate, "progress": progress,
         }  # fmt: skip
         existing = _existing(out) if mode == "append" else None
         if existing is not None:
@@ -124,7 +127,6 @@ def convert(
                 schema = schema_text(existing.schema)
                 job = Convert(adapter=name, options=given, task_bytes=task_bytes, schema=schema)
                 job.pipe = pipe
-            job.existing = os.fspath(out)
         return run(job, places, out, force=force, **common)
 
 

@@ -22,6 +22,7 @@ from ragged_format.errors import JobError, Where
 from ragged_format.lists import Int64, offsets_of
 from ragged_format.manifest import Manifest
 from ragged_format.sources import open_source
+from ragged_format.unique_ids import file_ids, shard_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,6 +156,13 @@ class Input:
             return reader, reader.bounds
         return self._source, offsets_of(np.array(self._source.rows_per_batch, np.int64))
 
+    def placed_ids(self) -> Iterator[tuple[Where, pa.Array]]:
+        """Yield the ids of all samples with the places of their batches."""
+        source = self._source
+        if isinstance(source, Dataset):
+            return shard_ids(source.snapshot.storage, source.snapshot.manifest)
+        return file_ids(source.path, compact=isinstance(source, CompactReader), name=self.place)
+
     def batches(
         self, piece: Piece, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -241,6 +249,11 @@ class RecordInputs:
             manifest = None if text is None else Manifest.from_json(text.encode())
             opened.append(Input(ref["place"], manifest))
         return cls(opened)
+
+    def placed_ids(self) -> Iterator[tuple[Where, pa.Array]]:
+        """Yield the ids of all samples with the places of their batches."""
+        for source in self.inputs:
+            yield from source.placed_ids()
 
     def batches(
         self,

@@ -105,10 +105,14 @@ class Job(ABC):
     task_memory : int
         Bytes that one task uses at most, its process included, about; decides how many tasks run
         at once.
+    unites : bool
+        Samples of several inputs come into one output as they are, so that two of one id are
+        refused before the first task.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    unites: ClassVar[bool] = True
     validation: Validation = "structural"
     encoding: Literal["hot", "compact"] = "hot"
     batch_rows: int = BATCH_ROWS

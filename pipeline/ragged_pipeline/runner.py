@@ -18,6 +18,8 @@ from ragged_format.errors import DatasetExistsError, JobError, Where
 from ragged_format.known_schemas import known_schema
 from ragged_format.local_files import create, path_text
 from ragged_format.manifest import Manifest, Shard
+from ragged_format.unique_ids import ON_DUPLICATE, OnDuplicate, TakenIds
+from ragged_pipeline.duplicates import require_unique_inputs, taken_ids
 from ragged_pipeline.job import Made
 from ragged_pipeline.outputs import Output, open_output
 from ragged_pipeline.pool import Pool, run_here
@@ -147,6 +149,7 @@ def run(
     workers: int | None = None,
     memory: int | str = DEFAULT_MEMORY,
     force: bool = False,
+    on_duplicate: OnDuplicate = "error",
     progress: Report | None = None,
 ) -> Result:
     """Run a job from inputs to a dataset.
@@ -173,6 +176,9 @@ def run(
         Anonymous memory of all processes together, as "2GiB": limits how many tasks run at once.
     force : bool
         Make the output again though the same plan made it already.
+    on_duplicate : {"error", "keep"}
+        What becomes of samples of one id that come together, from several inputs or because the
+        output is appended to: the job is refused, or both are kept. One input is taken as it is.
     progress : callable, optional
         Receives a :class:`ragged_pipeline.progress.Progress` every now and then.
 
@@ -180,6 +186,8 @@ def run(
     ------
     DatasetExistsError
         There is a dataset and mode is "error", or another process runs the same job (``RF-C009``).
+    InvariantError
+        Two samples that come together have one id (``RF-I006``).
     JobError
         The job does not fit its inputs (``RF-J001``).
     WorkerError
@@ -189,6 +197,7 @@ def run(
     """
     check_choice("mode", mode, MODES)
     check_choice("engine", engine, ("local", *_engines))
+    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     if workers is not None:
         check_size("workers", workers)
     if progress is not None:
@@ -204,6 +213,8 @@ def run(
     with output.held(plan):
         work = output.work(plan)
         _prepare(work, plan, opened)
+        if on_duplicate == "error":
+            require_unique_inputs(job, plan, opened, work)
         with ExitStack() as stack:
             chosen = _engine(engine)
             if isinstance(chosen, _Local):
@@ -217,9 +228,15 @@ def run(
         figures = [[record["figures"] for record in stage] for stage in records]
         record = lineage_of(plan, job.finish(plan, figures))
         made = [Made(**part["made"]) for part in records[-1]]
-        shards = _publish(job, plan, output, made)
         schema = job.schema(plan, context)
-        output.commit(lambda current: _manifest(current, schema, shards, record, mode, out))
+        taken = None
+        if mode == "append" and on_duplicate == "error":
+            taken = taken_ids(job, plan, schema, output, made, work)
+        if taken is not None:
+            # Before the commit, which then finds nothing new to compare, and is short.
+            taken.compare(output.current())
+        shards = _publish(job, plan, output, made)
+        output.commit(lambda current: _manifest(current, schema, shards, record, mode, out, taken))
         output.clear(plan)
     return _result(output, plan, record, shards, sum(map(len, records)), resumed)
 
@@ -369,7 +386,7 @@ def _publish(job: Job, plan: Plan, output: Output, made: list[Made]) -> list[Sha
 
 def _manifest(
     current: Manifest | None, schema: pa.Schema, shards: list[Shard], record: dict[str, Any],
-    mode: Mode, out: str | os.PathLike[str],
+    mode: Mode, out: str | os.PathLike[str], taken: TakenIds | None,
 ) -> Manifest:  # fmt: skip
     known = known_schema(schema)
     if current is None:
@@ -386,6 +403,8 @@ def _manifest(
             remedy="pass mode='append' or mode='overwrite', or choose another path",
         )  # fmt: skip
     require_same(current.known.ragged, known.ragged, Where(file=os.fspath(out)))
+    if taken is not None:
+        taken.compare(current)
     names = {shard.name for shard in shards}
     kept = tuple(shard for shard in current.shards if shard.name not in names)
     lineage = {**current.lineage, "jobs": [*earlier, record]}

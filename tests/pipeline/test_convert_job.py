@@ -19,8 +19,8 @@ import ragged_format as rf
 import ragged_pipeline as rp
 from ragged_format.adapters import vllm
 from ragged_format.testing import assert_ragged_equal
+from ragged_format.unique_ids import repeated_hashes
 from ragged_pipeline.foreign import ForeignFile, ForeignInputs
-from ragged_pipeline.ids import repeated_hashes
 from ragged_pipeline.jobs.convert import Convert
 
 OPTIONS = {"vocab_size": 10}
@@ -203,10 +203,9 @@ def test_repeated_hashes_are_those_that_occur_twice(parts, size, wide):
 
 
 def test_ids_whose_hashes_agree_are_compared_themselves(tmp_path, monkeypatch):
-    import ragged_pipeline.ids as ids
+    import ragged_format.unique_ids as ids
 
     monkeypatch.setattr(ids, "id_hashes", lambda values: np.zeros(len(values), np.uint64))
-    monkeypatch.setattr("ragged_pipeline.jobs.convert.id_hashes", ids.id_hashes)
     (tmp_path / "a.jsonl").write_bytes(lines([record(n) for n in range(6)]))
     assert convert(tmp_path / "a.jsonl", tmp_path / "out", task_bytes=800)[0].rows == 12
 

@@ -99,11 +99,12 @@ def test_another_dataset_in_the_place_is_refused_replaced_or_extended(source, tm
     other = Merge(shard_bytes=2 * SHARD)
     with pytest.raises(rf.DatasetExistsError, match="mode='append'"):
         run(other, folder, out, workers=1)
-    assert run(other, folder, out, workers=1, mode="append").rows == 400
+    append = {"mode": "append", "on_duplicate": "keep"}
+    assert run(other, folder, out, workers=1, **append).rows == 400
     dataset = rf.Dataset(out)
     assert dataset.num_rows == 800
     assert [job["options"]["shard_bytes"] for job in dataset.lineage["jobs"]] == [SHARD, 2 * SHARD]
-    assert run(other, folder, out, workers=1, mode="append").unchanged
+    assert run(other, folder, out, workers=1, **append).unchanged
     third = Merge(shard_bytes=3 * SHARD)
     run(third, folder, out, workers=1, mode="overwrite")
     assert rf.Dataset(out).num_rows == 400

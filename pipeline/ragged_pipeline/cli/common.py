@@ -32,6 +32,7 @@ __all__ = [
     "Input",
     "Memory",
     "Mode",
+    "OnDuplicate",
     "ShardBytes",
     "Target",
     "Workers",
@@ -56,6 +57,13 @@ ShardBytes = Annotated[
 ]
 WriteMode = Annotated[
     Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
+]
+OnDuplicate = Annotated[
+    Literal["error", "keep"],
+    typer.Option(
+        "--on-duplicate",
+        help="Samples of one id that come together, from several inputs or with --mode append.",
+    ),
 ]
 Workers = Annotated[
     int | None,

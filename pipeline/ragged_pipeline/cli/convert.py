@@ -24,6 +24,7 @@ from ragged_pipeline.cli.common import (
     Force,
     Memory,
     Mode,
+    OnDuplicate,
     Workers,
     result_json,
     result_lines,
@@ -108,6 +109,7 @@ def convert(
     mode: Annotated[
         Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
     ] = "error",
+    on_duplicate: OnDuplicate = "error",
     task_bytes: Annotated[
         str,
         typer.Option("--task-bytes", metavar="SIZE", help="Input that becomes one shard, about."),
@@ -154,8 +156,8 @@ def convert(
     with shown_progress("converting") as progress, stdout_stream(target) as place:
         done = convert_files(
             inputs, place, adapter=engine, options=chosen, mode=mode, workers=workers,
-            memory=memory, engine=runner, force=force, task_bytes=parse_bytes(task_bytes),
-            progress=progress, stdin=sys.stdin.buffer,
+            memory=memory, engine=runner, force=force, on_duplicate=on_duplicate,
+            task_bytes=parse_bytes(task_bytes), progress=progress, stdin=sys.stdin.buffer,
         )  # fmt: skip
     report = done.figures["report"]
     out.text(

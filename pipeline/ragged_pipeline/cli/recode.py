@@ -16,6 +16,7 @@ from ragged_pipeline.cli.common import (
     Input,
     Memory,
     Mode,
+    OnDuplicate,
     ShardBytes,
     Target,
     Workers,
@@ -37,6 +38,7 @@ def compact(
     path: Input,
     target: Target,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     shard_bytes: ShardBytes = "256MiB",
     workers: Workers = None,
     memory: Memory = "2GiB",
@@ -47,7 +49,7 @@ def compact(
     """Write the same records in the compact encoding, for storage and transfer."""
     _rewrite(
         Output(ctx, json=json), path, target, "compact", mode=mode, shard_bytes=shard_bytes,
-        workers=workers, memory=memory, engine=runner, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner, force=force,
     )  # fmt: skip
 
 
@@ -56,6 +58,7 @@ def expand(
     path: Input,
     target: Target,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     shard_bytes: ShardBytes = "256MiB",
     workers: Workers = None,
     memory: Memory = "2GiB",
@@ -66,7 +69,7 @@ def expand(
     """Write the same records uncompressed, for memory mapping and random access."""
     _rewrite(
         Output(ctx, json=json), path, target, "hot", mode=mode, shard_bytes=shard_bytes,
-        workers=workers, memory=memory, engine=runner, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner, force=force,
     )  # fmt: skip
 
 

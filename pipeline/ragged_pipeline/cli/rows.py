@@ -15,6 +15,7 @@ from ragged_pipeline.cli.common import (
     Force,
     Input,
     Memory,
+    OnDuplicate,
     ShardBytes,
     Workers,
     WriteMode,
@@ -73,6 +74,7 @@ def filter_command(
         typer.Option("--finish-reason", metavar="NAME", help="Keep this one; repeat for more."),
     ] = None,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -88,7 +90,10 @@ def filter_command(
             finish_reasons=finish_reason or None, **running,
         )  # fmt: skip
 
-    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    running = {
+        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
+        "engine": engine, "force": force,
+    }  # fmt: skip
     _run(ctx, job, [path], target, "filtering", running, json=json)
 
 
@@ -101,6 +106,7 @@ def dedupe(
         typer.Option("--by", help="In what records must be equal to be duplicates."),
     ] = "sample_id",
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -110,7 +116,10 @@ def dedupe(
     """Keep the first of records that are equal in one respect."""
     from ragged_pipeline.api import dedupe as run
 
-    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    running = {
+        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
+        "engine": engine, "force": force,
+    }  # fmt: skip
     _run(
         ctx, lambda places, out, given: run(places, out, by=by, **given), paths, target,
         "comparing", running, json=json,
@@ -141,6 +150,7 @@ def advantages(
         typer.Option("--null-reward", help="A record without reward."),
     ] = "error",
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -156,7 +166,10 @@ def advantages(
             null_reward=null_reward, **given,
         )  # fmt: skip
 
-    running = {"mode": mode, "workers": workers, "memory": memory, "engine": engine, "force": force}
+    running = {
+        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
+        "engine": engine, "force": force,
+    }  # fmt: skip
     _run(ctx, job, [path], target, "normalizing", running, json=json)
 
 
@@ -169,6 +182,7 @@ def merge(
     shard_bytes: ShardBytes = "256MiB",
     batch_rows: BatchRows = 1024,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -179,7 +193,7 @@ def merge(
     _rewrite(
         ctx, paths, target, "merging", json=json, sort_by=_listed(sort_by),
         descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
-        workers=workers, memory=memory, engine=engine, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
 
 
@@ -192,6 +206,7 @@ def reshard(
     shard_bytes: ShardBytes = "256MiB",
     batch_rows: BatchRows = 1024,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -202,7 +217,7 @@ def reshard(
     _rewrite(
         ctx, [path], target, "writing", json=json, sort_by=_listed(sort_by),
         descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
-        workers=workers, memory=memory, engine=engine, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
 
 

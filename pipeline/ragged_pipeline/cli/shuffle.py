@@ -13,6 +13,7 @@ from ragged_pipeline.cli.common import (
     Force,
     Memory,
     Mode,
+    OnDuplicate,
     Workers,
     result_json,
     result_lines,
@@ -53,6 +54,7 @@ def shuffle(
     mode: Annotated[
         Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
     ] = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     runner: Engine = "local",
@@ -70,7 +72,8 @@ def shuffle(
     ):
         done = run_shuffle(
             source, place, seed=seed, keep_groups=keep_groups, shard_bytes=shard_bytes, mode=mode,
-            workers=workers, memory=memory, engine=runner, force=force, progress=progress,
+            on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner,
+            force=force, progress=progress,
         )  # fmt: skip
     out.text(heading(f"{format_count(done.rows)} records → {target}"), grid(result_lines(done)))
     out.result({

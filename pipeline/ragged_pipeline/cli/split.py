@@ -11,6 +11,7 @@ from ragged_pipeline.cli.common import (
     Engine,
     Force,
     Memory,
+    OnDuplicate,
     Workers,
     WriteMode,
     result_json,
@@ -48,6 +49,7 @@ def split(
     ] = "group",
     seed: Annotated[int, typer.Option("--seed", help="Another seed, another split.")] = 0,
     mode: WriteMode = "error",
+    on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = "2GiB",
     engine: Engine = "local",
@@ -61,8 +63,8 @@ def split(
     parts = _parts(part)
     with replayable(path) as place, shown_progress("splitting") as progress:
         done = run(
-            place, target, parts, by=by, seed=seed, mode=mode, workers=workers, memory=memory,
-            engine=engine, force=force, progress=progress,
+            place, target, parts, by=by, seed=seed, mode=mode, on_duplicate=on_duplicate,
+            workers=workers, memory=memory, engine=engine, force=force, progress=progress,
         )  # fmt: skip
     total = sum(result.rows for result in done.values())
     lines = [

@@ -21,15 +21,14 @@ import numpy as np
 from ragged_format.adapters import registry
 from ragged_format.adapters.conversion import Conversion, WiderSchemaError, joined_schema
 from ragged_format.arguments import check_size
-from ragged_format.dataset import Dataset
-from ragged_format.errors import DatasetNotFoundError, Where
+from ragged_format.errors import Where
 from ragged_format.files import FileReader
 from ragged_format.known_schemas import known_schema, read_schema_message
 from ragged_format.local_files import create
 from ragged_format.record_files import STDIN
+from ragged_format.unique_ids import IdHashes, Ids, require_unique
 from ragged_pipeline.batching import rebatched
 from ragged_pipeline.foreign import ForeignInputs, find_foreign, no_records
-from ragged_pipeline.ids import IdHashes, id_hashes, require_unique
 from ragged_pipeline.job import Context, Job, Made, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
 
@@ -88,8 +87,6 @@ class Convert(Job):
         self.exact = None if schema is None else _schema(schema)
         self.task_bytes = task_bytes
         self.reader = registry.choose_reader(adapter)
-        # The dataset that the output is added to, if any: its ids are taken.
-        self.existing: str | None = None
         # Where the content of standard input lies, if that is read.
         self.pipe: str | None = None
         self._joined: dict[str, pa.Schema] = {}
@@ -216,24 +213,9 @@ class Convert(Job):
             for task in tasks
             if context.figures_of(0, task.index)["windows"]
         ]
-        require_unique([*hashes, *self._existing_hashes()], self._all_ids(plan, context))
-
-    def _existing(self) -> Iterator[tuple[Where, pa.Array]]:
-        if self.existing is None:
-            return
-        try:
-            dataset = Dataset(self.existing)
-        except DatasetNotFoundError:
-            return
-        for number, batch in enumerate(dataset.batches(columns=["sample_id"])):
-            yield Where(file=self.existing, batch=number), batch.column("sample_id")
-
-    def _existing_hashes(self) -> list[Any]:
-        parts = [id_hashes(ids) for _, ids in self._existing()]
-        return [np.sort(np.concatenate(parts))] if parts else []
+        require_unique(Ids(hashes, lambda: self._all_ids(plan, context)))
 
     def _all_ids(self, plan: Plan, context: Context) -> Iterator[tuple[Where, pa.Array]]:
-        yield from self._existing()
         for task in plan.stages[0].tasks:
             path = context.spilled(0, task.index) / SHARD
             if path.exists():

@@ -41,6 +41,7 @@ class Dedupe(Exchange):
 
     name = "dedupe"
     version = 1
+    unites = False  # this is what removes them
     key_type = _KEY
     verdict_type = np.dtype(np.bool_)
 

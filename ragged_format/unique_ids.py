@@ -1,0 +1,339 @@
+"""Whether sample ids are unique over any number of records, in bounded memory.
+
+What is compared are sorted 64-bit hashes, which lie on disk beyond the first few million, range by
+range. Ids whose hashes agree are read again and compared themselves, so that the answer is exact.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ragged_format.compact_files import CompactReader
+from ragged_format.errors import InvariantError, Where
+from ragged_format.files import FileReader
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+
+    from ragged_format.manifest import Manifest, Shard
+    from ragged_format.storage import Storage
+
+__all__ = [
+    "SAMPLE_ID",
+    "HashRuns",
+    "IdHashes",
+    "Ids",
+    "OnDuplicate",
+    "PlacedIds",
+    "TakenIds",
+    "file_ids",
+    "id_hashes",
+    "ids_of",
+    "numbered",
+    "repeated_hashes",
+    "require_new",
+    "require_unique",
+    "shard_ids",
+]
+
+# What becomes of a record whose id another one has: nothing is written, or both are kept.
+OnDuplicate: TypeAlias = Literal["error", "keep"]
+ON_DUPLICATE: tuple[OnDuplicate, ...] = ("error", "keep")
+
+UInt64: TypeAlias = npt.NDArray[np.uint64]
+# Ids of many batches, each with the place of its batch, or of its first record.
+PlacedIds: TypeAlias = "Iterable[tuple[Where, pa.Array]]"
+
+SAMPLE_ID = "sample_id"
+# Hashes that are held and compared at once.
+RANGE = 4 << 20
+# Repeated hashes whose ids are read again at once.
+SUSPECTS = 1 << 16
+
+
+def id_hashes(ids: pa.Array) -> UInt64:
+    """Return xxh3-64 of every text of an array, (n,) uint64."""
+    hash_ = xxhash.xxh3_64_intdigest
+    texts = ids.to_pylist()
+    return np.fromiter((hash_(text.encode()) for text in texts), np.uint64, len(texts))
+
+
+class IdHashes:
+    """The hashes of the ids of one task."""
+
+    def __init__(self) -> None:
+        self._parts: list[UInt64] = []
+
+    def add(self, ids: pa.Array) -> None:
+        """Add the ids of a batch."""
+        self._parts.append(id_hashes(ids))
+
+    def save(self, path: Path) -> None:
+        """Write all of them, sorted."""
+        parts = [np.zeros(0, np.uint64), *self._parts]
+        np.save(path, np.sort(np.concatenate(parts)))
+
+
+class HashRuns:
+    """The hashes of any number of ids: sorted runs, those that are full in files without a name.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Where the files lie. Default: where the system keeps temporary files.
+    size : int, optional
+        Hashes of a run, about; 8 bytes each are held in memory.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, size: int = 0) -> None:
+        self._folder = folder
+        self._size = size or RANGE
+        self._runs: list[UInt64] = []
+        self._pending: list[UInt64] = []
+        self._held = 0
+
+    def add(self, ids: pa.Array) -> None:
+        """Add the ids of a batch."""
+        self._pending.append(id_hashes(ids))
+        self._held += len(ids)
+        if self._held >= self._size:
+            self._spill()
+
+    def parts(self) -> list[UInt64]:
+        """Return all hashes, (n,) uint64 each, sorted; of runs on disk as maps of their files."""
+        rest = np.sort(np.concatenate([np.zeros(0, np.uint64), *self._pending]))
+        return [*self._runs, rest]
+
+    def _spill(self) -> None:
+        run = self.parts()[-1]
+        # Without a name nothing is left over, however this process ends.
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.write(run.data)
+            file.flush()
+            self._runs.append(np.memmap(file, np.uint64, mode="r", shape=run.shape))
+        self._pending, self._held = [], 0
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of many records: their hashes, and where they can be read again.
+
+    Attributes
+    ----------
+    hashes : sequence of (n,) uint64
+        Each sorted.
+    read : callable
+        Returns all ids with their places.
+    """
+
+    hashes: Sequence[UInt64]
+    read: Callable[[], PlacedIds]
+
+
+def ids_of(read: Callable[[], PlacedIds], folder: str | os.PathLike[str] | None = None) -> Ids:
+    """Return the ids that a function reads, hashed; `folder` as for :class:`HashRuns`."""
+    runs = HashRuns(folder)
+    for _, ids in read():
+        runs.add(ids)
+    return Ids(runs.parts(), read)
+
+
+def file_ids(
+    path: Path, *, compact: bool, name: str | None = None
+) -> Iterator[tuple[Where, pa.Array]]:
+    """Yield the ids of a file of samples with the places of their batches.
+
+    Parameters
+    ----------
+    path : Path
+    compact : bool
+        It is a compact file.
+    name : str, optional
+        What errors call the file.
+    """
+    reader = (CompactReader if compact else FileReader)(path, columns=[SAMPLE_ID], verify=False)
+    for number, batch in enumerate(reader.batches()):
+        yield Where(file=name or str(path), batch=number), batch.column(SAMPLE_ID)
+
+
+def shard_ids(
+    storage: Storage, manifest: Manifest, shards: Sequence[Shard] | None = None
+) -> Iterator[tuple[Where, pa.Array]]:
+    """Yield the ids of shards with the places of their batches; by default all of a manifest."""
+    for shard in manifest.shards if shards is None else shards:
+        reader = storage.open_shard(shard, manifest, verify=False)
+        is_compact = shard.encoding == "compact"
+        yield from file_ids(reader.file, compact=is_compact, name=str(reader.path))
+
+
+def numbered(batches: PlacedIds, file: str) -> Iterator[tuple[Where, pa.Array]]:
+    """Yield the same ids, their places counted over all batches under one name."""
+    row = 0
+    for _, ids in batches:
+        yield Where(file=file, row=row), ids
+        row += len(ids)
+
+
+def repeated_hashes(parts: Sequence[UInt64], *, size: int = RANGE) -> UInt64:
+    """Return the hashes that occur more than once in sorted arrays, sorted.
+
+    Parameters
+    ----------
+    parts : sequence of (n,) uint64
+        Each sorted; mapped files are read once.
+    size : int
+        Hashes held at once, about.
+
+    Examples
+    --------
+    >>> a, b = np.array([1, 5, 9], np.uint64), np.array([2, 5], np.uint64)
+    >>> repeated_hashes([a, b])
+    array([5], dtype=uint64)
+    """
+    return np.concatenate([np.zeros(0, np.uint64), *_repeated(parts, size)])
+
+
+def _repeated(parts: Sequence[UInt64], size: int) -> Iterator[UInt64]:
+    """Yield what each range of hashes has more than once, where it has anything."""
+    for (held,) in _ranges([parts], size):
+        held.sort()
+        yield from _few(np.unique(held[1:][held[1:] == held[:-1]]))
+
+
+def _shared(old: Sequence[UInt64], new: Sequence[UInt64], size: int) -> Iterator[UInt64]:
+    """Yield what each range of hashes has in both, where it has anything."""
+    for first, second in _ranges([old, new], size):
+        yield from _few(np.intersect1d(first, second))
+
+
+def _few(found: UInt64) -> Iterator[UInt64]:
+    return (found[start : start + SUSPECTS] for start in range(0, len(found), SUSPECTS))
+
+
+def _ranges(groups: Sequence[Sequence[UInt64]], size: int) -> Iterator[list[UInt64]]:
+    """Yield the hashes of each group, range by range."""
+    total = sum(len(part) for parts in groups for part in parts)
+    ranges = max(1, -(-total // size))
+    bounds = [(1 << 64) * n // ranges for n in range(ranges)]
+    cuts = [
+        [[*(int(np.searchsorted(part, np.uint64(b))) for b in bounds), len(part)] for part in parts]
+        for parts in groups
+    ]
+    for n in range(ranges):
+        yield [
+            np.concatenate(
+                [np.zeros(0, np.uint64)]
+                + [part[cut[n] : cut[n + 1]] for part, cut in zip(parts, cut_of, strict=True)]
+            )
+            for parts, cut_of in zip(groups, cuts, strict=True)
+        ]
+
+
+def require_unique(ids: Ids, *, remedy: str = "give every record its own id") -> None:
+    """Raise if two records have one id.
+
+    Parameters
+    ----------
+    ids : Ids
+        Read again only if hashes agree.
+    remedy : str, optional
+        What the caller can do.
+
+    Raises
+    ------
+    InvariantError
+        With both places (``RF-I006``).
+    """
+    for repeated in _repeated(ids.hashes, RANGE):
+        seen: dict[str, Where] = {}
+        for place, sample_id in _suspects(repeated, ids.read()):
+            first = seen.setdefault(sample_id, place)
+            if first is not place:
+                raise _twice(place, sample_id, first, remedy)
+
+
+def require_new(old: Ids, new: Ids, *, remedy: str = "give every record its own id") -> None:
+    """Raise if a new record has the id of an old one; parameters as of :func:`require_unique`.
+
+    Raises
+    ------
+    InvariantError
+        With both places (``RF-I006``).
+    """
+    for shared in _shared(old.hashes, new.hashes, RANGE):
+        there = {sample_id: place for place, sample_id in _suspects(shared, old.read())}
+        for place, sample_id in _suspects(shared, new.read()):
+            if sample_id in there:
+                raise _twice(place, sample_id, there[sample_id], remedy)
+
+
+def _suspects(repeated: UInt64, batches: PlacedIds) -> Iterator[tuple[Where, str]]:
+    for where, ids in batches:
+        rows = np.flatnonzero(np.isin(id_hashes(ids), repeated))
+        for row in rows.tolist():
+            place = Where(row=(where.row or 0) + row, column=SAMPLE_ID)
+            yield place.inside(where), str(ids[row].as_py())
+
+
+def _twice(place: Where, sample_id: str, first: Where, remedy: str) -> InvariantError:
+    return InvariantError(
+        "a sample_id is not unique", code="RF-I006", where=place,
+        expected="an id that no other record has", got=f"{sample_id!r}, also at {first}",
+        remedy=remedy,
+    )  # fmt: skip
+
+
+class TakenIds:
+    """Whether new ids are those of no record of the dataset that they are appended to.
+
+    Parameters
+    ----------
+    storage : Storage
+        Of the dataset.
+    new : Ids
+    folder : path, optional
+        As for :class:`HashRuns`.
+    leaving : iterable of str, optional
+        Names of shards that the commit takes from the list.
+    remedy : str
+        What the caller can do.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        new: Ids,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        leaving: Iterable[str] = (),
+        remedy: str,
+    ) -> None:
+        self._storage, self._new, self._folder = storage, new, folder
+        self._done = set(leaving)
+        self._remedy = remedy
+
+    def compare(self, manifest: Manifest | None) -> None:
+        """Compare with the shards of a manifest that were not compared yet.
+
+        Raises
+        ------
+        InvariantError
+            A new record has the id of one that is there (``RF-I006``).
+        """
+        if manifest is None or SAMPLE_ID not in manifest.known.ragged:
+            return
+        shards = [shard for shard in manifest.shards if shard.name not in self._done]
+        if shards:
+            old = ids_of(lambda: shard_ids(self._storage, manifest, shards), self._folder)
+            require_new(old, self._new, remedy=self._remedy)
+            self._done |= {shard.name for shard in shards}
