@@ -334,6 +334,14 @@ def _pair(low: Any, high: Any, bits: int, wide: np.dtype[Any]) -> Any:
     return out
 
 
+def _expect_transform(block: Block, transform: str | None, name: str) -> None:
+    if block.transform != transform:
+        raise CorruptError(
+            "a block has a transform that it cannot have", where=Where(column=name),
+            expected=repr(transform), got=repr(block.transform),
+        )  # fmt: skip
+
+
 def _stored(encoded: pa.RecordBatch, name: str) -> Bytes:
     array = encoded.column(name)
     start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
@@ -415,6 +423,7 @@ class _Decoder:
     def _order(self, name: str) -> Int64:
         block = self._blocks[f"order:{name}"]
         ranked = self._blocks[f"column:{name}"].size
+        _expect_transform(block, "differences", f"order:{name}")
         if block.size > ranked or np.dtype(block.dtype).kind not in "iu":
             raise CorruptError(
                 "ranks are of ids, at most as many as elements", where=Where(column=name),
@@ -438,6 +447,7 @@ class _Decoder:
             counts = self._schema.axes[axis].counts
             if counts is None:
                 name = f"axis:{axis}"
+                _expect_transform(self._blocks[name], None, name)
                 if self._blocks[name].size != self._rows:
                     raise CorruptError(
                         "an axis has not one length for each record", where=Where(column=name),

@@ -42,6 +42,7 @@ from ragged_format.errors import (
 )
 from ragged_format.known_schemas import known_schema, read_schema_message
 from ragged_format.local_files import NewFile, local_path
+from ragged_format.parse import parse_versions
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
@@ -352,10 +353,11 @@ def _known(schema: pa.Schema) -> KnownSchema:
             "the file is not in the compact encoding", expected=_VERSION_KEY.decode(),
             got=sorted(key.decode(errors="replace") for key in metadata),
         )  # fmt: skip
-    if metadata[_VERSION_KEY] != str(COMPACT_VERSION).encode():
+    own = parse_versions(schema, {FEATURE})
+    if own["compact_version"] != str(COMPACT_VERSION):
         raise UnsupportedFeatureError(
             "this library does not read that version of the compact encoding",
-            expected=COMPACT_VERSION, got=metadata[_VERSION_KEY].decode(errors="replace"),
+            expected=COMPACT_VERSION, got=own["compact_version"],
             remedy="use a newer library release",
         )  # fmt: skip
     try:

@@ -55,11 +55,11 @@ from ragged_format.errors import (
     ManifestError,
     RaggedError,
     UnsupportedFeatureError,
-    UnsupportedVersionError,
     Where,
 )
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import create
+from ragged_format.parse import check_major, is_version
 from ragged_format.schema import FORMAT_VERSION
 
 __all__ = ["MANIFEST_NAME", "Manifest", "Shard", "locked", "read_manifest", "write_manifest"]
@@ -192,18 +192,15 @@ class Manifest:
         """
         try:
             data = json.loads(text)
+            if not is_version(data["format_version"]):
+                raise ValueError("format_version is not MAJOR.MINOR")
+            # First of all: another version may have another checksum.
+            check_major(data["format_version"])
             checksum = data.pop("checksum")
-            version = str(data["format_version"])
             if (expected := _checksum(data)) != checksum:
                 raise ManifestError(
                     "the manifest does not match its checksum", expected=expected, got=checksum,
                     remedy="restore manifest.json from a copy",
-                )  # fmt: skip
-            if version.split(".")[0] != str(FORMAT_VERSION[0]):
-                raise UnsupportedVersionError(
-                    "this library does not read that major version of the format",
-                    expected=f"{FORMAT_VERSION[0]}.x", got=version,
-                    remedy="use a library release that reads it",
                 )  # fmt: skip
             manifest = cls(
                 read_schema_message(base64.b64decode(data["schema"], validate=True)),

@@ -33,9 +33,11 @@ from ragged_format.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-__all__ = ["not_a_schema", "parse_header", "parse_schema"]
+__all__ = [
+    "check_major", "is_version", "not_a_schema", "parse_header", "parse_schema", "parse_versions",
+]  # fmt: skip
 
 # More digits than any number here needs, and fewer than Python refuses to convert.
 MAX_DIGITS = 18
@@ -211,6 +213,22 @@ def parse_header(schema: pa.Schema) -> dict[str, str]:
     UnsupportedVersionError, UnsupportedFeatureError
         ``RF-V001``, ``RF-V002``.
     """
+    own = parse_versions(schema, SUPPORTED_FEATURES)
+    for key in ("profile", "vocab_size", "root_axes"):
+        if key not in own:
+            raise NotRaggedError(
+                f"schema metadata lacks '{NAMESPACE}{key}'",
+                expected=f"keys version, profile, vocab_size, root_axes under '{NAMESPACE}'",
+                got=sorted(own),
+            )  # fmt: skip
+    return own
+
+
+def parse_versions(schema: pa.Schema, supported: Collection[str]) -> dict[str, str]:
+    """Return this format's schema metadata without the namespace, version and features checked.
+
+    Other keys are as they are. Errors as :func:`parse_header`.
+    """
     try:
         raw = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     except UnicodeDecodeError as err:
@@ -224,32 +242,35 @@ def parse_header(schema: pa.Schema) -> dict[str, str]:
             expected=f"schema metadata key '{NAMESPACE}version'", got=sorted(raw),
             remedy="import the data with an adapter, or write it with rf.Writer",
         )  # fmt: skip
-    parts = own["version"].split(".")
-    if len(parts) != 2 or not all(map(_is_number, parts)):
+    if not is_version(own["version"]):
         raise NotRaggedError(
             "the format version is malformed", expected="MAJOR.MINOR", got=own["version"]
         )
-    if int(parts[0]) != FORMAT_VERSION[0]:
-        raise UnsupportedVersionError(
-            "this library does not read that major version of the format",
-            expected=f"{FORMAT_VERSION[0]}.x", got=own["version"],
-            remedy="use a library release that reads it",
-        )  # fmt: skip
+    check_major(own["version"])
     features = _json_strings(own, "required_features")
-    if unknown := [feature for feature in features if feature not in SUPPORTED_FEATURES]:
+    if unknown := [feature for feature in features if feature not in supported]:
         raise UnsupportedFeatureError(
             "the data requires features that this library does not know",
-            expected=sorted(SUPPORTED_FEATURES) or "no required features", got=unknown,
+            expected=sorted(supported) or "no required features", got=unknown,
             remedy="use a newer library release",
         )  # fmt: skip
-    for key in ("profile", "vocab_size", "root_axes"):
-        if key not in own:
-            raise NotRaggedError(
-                f"schema metadata lacks '{NAMESPACE}{key}'",
-                expected=f"keys version, profile, vocab_size, root_axes under '{NAMESPACE}'",
-                got=sorted(own),
-            )  # fmt: skip
     return own
+
+
+def is_version(text: object) -> bool:
+    """Return whether this is text of the form MAJOR.MINOR."""
+    parts = text.split(".") if isinstance(text, str) else []
+    return len(parts) == 2 and all(map(_is_number, parts))
+
+
+def check_major(version: str) -> None:
+    """Raise :class:`UnsupportedVersionError` unless this library reads a version of the format."""
+    if int(version.split(".")[0]) != FORMAT_VERSION[0]:
+        raise UnsupportedVersionError(
+            "this library does not read that major version of the format",
+            expected=f"{FORMAT_VERSION[0]}.x", got=version,
+            remedy="use a library release that reads it",
+        )  # fmt: skip
 
 
 def _json_strings(own: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ return it.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,13 @@ import xxhash
 
 from ragged_format.arguments import check_mapping
 from ragged_format.digest import text_digest
-from ragged_format.errors import ChecksumError, CorruptError, SchemaMismatchError
+from ragged_format.errors import (
+    ChecksumError,
+    CorruptError,
+    SchemaMismatchError,
+    UnsupportedVersionError,
+)
+from ragged_format.parse import check_major, is_version
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 
 __all__ = ["DIGEST_KEY", "TRAILER_KEY", "Tally", "Trailer", "batch_metadata", "user_metadata"]
@@ -46,6 +53,7 @@ CHECKSUM_KEY = f"{NAMESPACE}trailer_checksum".encode()
 _VERSION = ".".join(map(str, FORMAT_VERSION))
 _u32 = struct.Struct("<I").pack
 _NO_METADATA = bytes(4)
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ class Trailer:
             The text does not match its checksum.
         CorruptError
             The text is not a trailer, although its checksum is right, or there are further keys.
+        UnsupportedVersionError
+            Its writer followed another major version (``RF-V001``).
         """
         text = metadata[TRAILER_KEY]
         if set(metadata) != {TRAILER_KEY, CHECKSUM_KEY}:
@@ -114,13 +124,26 @@ class Trailer:
             )  # fmt: skip
         try:
             data = json.loads(text)
-            rows = data["rows_per_batch"]
-            trailer = cls(data["schema_digest"], tuple(rows), data["digest"])
+            if not is_version(data["version"]):
+                raise ValueError("version is not MAJOR.MINOR")
+            check_major(data["version"])
+            rows, digests = data["rows_per_batch"], [data["schema_digest"], data["digest"]]
+            if any(type(count) is not int or count < 0 for count in rows):
+                raise ValueError("rows_per_batch is not a list of numbers")
+            if not all(map(_is_digest, digests)):
+                raise ValueError("a digest is not 32 hexadecimal digits")
+            trailer = cls(digests[0], tuple(rows), digests[1])
             if (data["batches"], data["rows"]) != (trailer.batches, trailer.rows):
                 raise ValueError("batches and rows do not agree with rows_per_batch")
+        except UnsupportedVersionError:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError) as err:
             raise CorruptError("the trailer is malformed", expected="a trailer", got=err) from err
         return trailer
+
+
+def _is_digest(text: object) -> bool:
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 class Tally:

@@ -205,11 +205,20 @@ def test_heads_that_share_little_or_are_not_valid_come_back(ids, sets):
     assert round_trip(batch).equals(batch)
 
 
-def test_a_transform_that_does_not_exist_is_refused(data):
+@pytest.mark.parametrize(
+    ("block", "transform"),
+    [
+        ("column:input_ids", "rot13"),
+        ("column:input_ids", "differences"),
+        ("axis:token", "differences"),
+        ("order:candidate_ids", None),
+    ],
+)
+def test_a_transform_that_a_block_cannot_have_is_refused(data, block, transform):
     schema = rf.parse_schema(data.schema)
     encoded = encode_batch(data, schema)
     header = json.loads(encoded["header"][0].as_py())
-    header["blocks"]["column:input_ids"][3] = "rot13"
+    header["blocks"][block][3] = transform
     changed = pa.array([json.dumps(header).encode()], pa.large_binary())
     with pytest.raises(rf.CorruptError, match="transform"):
         decode_batch(encoded.set_column(0, encoded.schema.field(0), changed), schema)

@@ -115,7 +115,8 @@ def test_other_text_is_malformed(path, text):
     ("key", "value", "error"),
     [
         ("format_version", "7.0", rf.UnsupportedVersionError),
-        ("format_version", None, rf.UnsupportedVersionError),
+        ("format_version", None, rf.ManifestError),
+        ("format_version", "0.1.2", rf.ManifestError),
         ("generation", "1", rf.ManifestError),
         ("generation", True, rf.ManifestError),
         ("lineage", [], rf.ManifestError),
@@ -138,6 +139,13 @@ def test_wrong_values(path, key, value, error):
     data[key] = value
     save(path, data)
     with pytest.raises(error):
+        rf.Dataset(path)
+
+
+def test_the_version_is_compared_before_anything_else(path):
+    """A later version may have another checksum, and other keys."""
+    save(path, {"format_version": "1.0", "checksum": "another kind"}, checksum=False)
+    with pytest.raises(rf.UnsupportedVersionError):
         rf.Dataset(path)
 
 

@@ -224,11 +224,20 @@ def test_a_hand_made_trailer_is_one():
     "text",
     [b"", b"{", b"[]", b"{}", b"null", b"\xff", GOOD.replace(b"[]", b'["x"]'),
      GOOD.replace(b'"rows":0', b'"rows":1'), GOOD.replace(b'"batches":0', b'"batches":2'),
-     GOOD.replace(b"[]", b"7"), b"[" * 100_000],
+     GOOD.replace(b"[]", b"7"), b"[" * 100_000, GOOD.replace(b',"version":"0.1"', b""),
+     GOOD.replace(b'"0.1"', b'"0"'), GOOD.replace(b'"0.1"', b"0.1"),
+     GOOD.replace(b"[]", b"[-1, 1]").replace(b'"batches":0', b'"batches":2'),
+     GOOD.replace(b'"rows":0,"rows_per_batch":[]', b'"rows":0,"rows_per_batch":[0.0]')
+     .replace(b'"batches":0', b'"batches":1'), GOOD.replace(b'"digest":"', b'"digest":"A')],
 )  # fmt: skip
 def test_malformed_trailers_are_corrupt(text):
     with pytest.raises(rf.CorruptError, match="trailer is malformed"):
         read(forged_trailer(text))
+
+
+def test_a_trailer_of_another_major_version_is_refused():
+    with pytest.raises(rf.UnsupportedVersionError):
+        read(forged_trailer(GOOD.replace(b'"0.1"', b'"1.0"')))
 
 
 def test_a_trailer_with_other_keys_is_corrupt():
