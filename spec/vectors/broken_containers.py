@@ -16,6 +16,7 @@ from ragged_format.known_schemas import known_schema
 from ragged_format.manifest import MANIFEST_NAME
 from ragged_format.trailer import TRAILER_KEY, Tally, batch_metadata
 from spec.vectors.build import Tree, container, dataset, int64s, messages, shard
+from spec.vectors.compact import Columns, Edit, Header, compact_file
 from spec.vectors.valid import named, sample
 
 SCHEMA = sample()
@@ -159,6 +160,10 @@ def _streams() -> list[BrokenContainer]:
                         data[:key] + b'"rows":4' + data[key + 8 :]),
         BrokenContainer("RF-C004", "other-schema", "The trailer states another schema.",
                         _trailer_that_lies(schema_digest="0" * 32)),
+        BrokenContainer("RF-C001", "trailer-text", "A trailer whose numbers of records are text.",
+                        _trailer_that_lies(rows_per_batch=["2"])),
+        BrokenContainer("RF-V001", "trailer-major", "A trailer of a later major version.",
+                        _trailer_that_lies(version="1.0")),
         BrokenContainer("RF-L001", "bomb", "A buffer that declares 2^40 bytes.", _bomb()),
         BrokenContainer("RF-V002", "big-endian", "Big-endian data.", _big_endian(data)),
     ]  # fmt: skip
@@ -178,6 +183,50 @@ def _files() -> list[BrokenContainer]:
         BrokenContainer("RF-C004", "file-content", "One bit of a token id differs.",
                         data[:token] + bytes([data[token] ^ 1]) + data[token + 1 :], ".arrow",
                         where={"batch": 0}),
+    ]  # fmt: skip
+
+
+def _stated(name: str, place: int, value: Any) -> Edit:
+    """Return an edit of what the header states of a block: its size, type, planes or transform."""
+
+    def edit(header: Header, columns: Columns) -> None:
+        del columns
+        header["blocks"][name][place] = value
+
+    return edit
+
+
+def _other_token(header: Header, columns: Columns) -> None:
+    """Flip a bit of the lowest plane of the token ids."""
+    del header
+    first, *rest = columns["column:input_ids"]
+    columns["column:input_ids"] = bytes([first ^ 1, *rest])
+
+
+def _compact_files() -> list[BrokenContainer]:
+    batches = [_batch("a", "b")]
+
+    def broken(code: str, name: str, text: str, data: bytes) -> BrokenContainer:
+        return BrokenContainer(code, f"compact-{name}", text, data, ".arrow")
+
+    version = {b"ragged_format:compact_version": b"3"}
+    feature = {b"ragged_format:required_features": b'["compact","novel"]'}
+    major = {b"ragged_format:version": b"1.0"}
+    return [
+        broken("RF-V001", "major", "A compact file of a later major version.",
+               compact_file(SCHEMA, batches, metadata=major)),
+        broken("RF-V002", "version", "A later version of the compact encoding.",
+               compact_file(SCHEMA, batches, metadata=version)),
+        broken("RF-V002", "feature", "A compact file that requires an unknown feature as well.",
+               compact_file(SCHEMA, batches, metadata=feature)),
+        broken("RF-C001", "transform", "A transform that does not exist.",
+               compact_file(SCHEMA, batches, edit=_stated("column:input_ids", 3, "rot13"))),
+        broken("RF-C001", "axis-transform", "Lengths of an axis with a transform.",
+               compact_file(SCHEMA, batches, edit=_stated("axis:token", 3, "differences"))),
+        broken("RF-C001", "size", "A block of another size than its axis.",
+               compact_file(SCHEMA, batches, edit=_stated("column:input_ids", 0, 7))),
+        broken("RF-C004", "content", "One bit of a token id differs.",
+               compact_file(SCHEMA, batches, edit=_other_token)),
     ]  # fmt: skip
 
 
@@ -235,7 +284,7 @@ def _datasets() -> list[BrokenContainer]:
 
 def broken_containers() -> list[BrokenContainer]:
     """Return all broken containers."""
-    return [*_streams(), *_files(), *_datasets()]
+    return [*_streams(), *_files(), *_compact_files(), *_datasets()]
 
 
 def schema_stream(schema: pa.Schema) -> bytes:

@@ -91,13 +91,16 @@ def messages(stream: bytes) -> list[bytes]:
     return out
 
 
-def shard(number: int, batch: pa.RecordBatch) -> tuple[Shard, bytes]:
-    """Return a shard's entry in the manifest, and its bytes."""
-    data = container(batch.schema, [batch], file=True)
+def shard(
+    number: int, batch: pa.RecordBatch, *, compact: bytes | None = None
+) -> tuple[Shard, bytes]:
+    """Return a shard's entry in the manifest, and its bytes; `compact` is it in that encoding."""
+    data = container(batch.schema, [batch], file=True) if compact is None else compact
     tally = Tally()
     tally.add(digest(batch), batch.num_rows, {})
     name = f"shard-00000000deadbeef-{number:05d}.arrow"
-    return Shard(name, batch.num_rows, len(data), tally.hexdigest()), data
+    encoding = "hot" if compact is None else "compact"
+    return Shard(name, batch.num_rows, len(data), tally.hexdigest(), encoding), data
 
 
 def dataset(

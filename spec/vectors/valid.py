@@ -13,6 +13,7 @@ from ragged_format import Column, LogProb
 from ragged_format.digest import digest
 from spec.vectors.breaches import DRAWS, PACKED, SAMPLE, VOCAB_SIZE, Record, bare
 from spec.vectors.build import Metadata, Tree, container, dataset, int64s, replaced, shard
+from spec.vectors.compact import compact_file
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,44 @@ def _dataset() -> Valid:
     return Valid("dataset-two-shards", text, schema, batches, tree)
 
 
+HEADS = ("topk_counts", "topk_ids", "topk_log_probs")
+# The sampled token 8 is not in its head, so that its log-prob is kept; 50 is in no set.
+LACKING: Record = {
+    "topk_counts": [2, 1], "topk_ids": [2, 50, 9], "topk_log_probs": [-1.5, -2.5, -1.5],
+    "candidate_counts": [4, 1], "candidate_ids": [0, 2, 8, 99, 9],
+    "candidate_log_probs": [-3.0, -1.5, -0.5, -4.0, 0.0],
+}  # fmt: skip
+PACKED_SETS: Record = {
+    "candidate_counts": [2, 0, 3], "candidate_ids": [3, 9, 4, 5, 99],
+    "topk_counts": [1, 1, 2], "topk_ids": [9, 4, 5, 9], "topk_log_probs": [-1.0, -0.25, -1.0, -3.0],
+}  # fmt: skip
+
+
+def _compact() -> list[Valid]:
+    """Return compact files that use every transform, and a dataset in both encodings."""
+    sets = sample(*SETS, *HEADS)
+    first = named("a", rollout_log_probs=[-0.5, -0.25])
+    rows: tuple[list[Record], ...] = (
+        [first, named("b", **NO_TARGETS), named("c", **LACKING)], [], [named("d", **NO_TOKENS)],
+    )  # fmt: skip
+    pair = sample(*SETS), [named("a"), named("b")], [named("c", **NO_TARGETS)]
+    hot, cold = _valid("", "", *pair).batches
+    shards = shard(0, hot), shard(1, cold, compact=compact_file(cold.schema, [cold]))
+    tree = dataset(hot.schema, *shards)
+    return [
+        _valid("compact-sample", "A compact file with every transform, and empty batches.", sets,
+               *rows, encode=compact_file),
+        _valid("compact-packed", "A compact file of packed records with sets and heads.",
+               _packed("candidate_counts", "candidate_ids", *HEADS),
+               [{**PACKED, **PACKED_SETS}], encode=compact_file),
+        _valid("compact-own-columns", "A compact file of own columns on own axes.",
+               full(*OWN, root_axes=["frame"]),
+               [named("a", **OWN_FIRST), named("b", **OWN_SECOND)], encode=compact_file),
+        Valid("dataset-compact", "A dataset of a hot and a compact shard.", hot.schema,
+              (hot, cold), tree),
+    ]  # fmt: skip
+
+
 def valid_vectors() -> list[Valid]:
     """Return all valid vectors, by name."""
     extremes = {
@@ -319,4 +358,5 @@ def valid_vectors() -> list[Valid]:
                encode=_file()),
         _valid("file-zero-batches", "A file of no batches.", sample(), encode=_file()),
         _dataset(),
+        *_compact(),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from support.rule_oracle import broken_codes
 
 import ragged_format as rf
 from ragged_format.codes import CODES
+from ragged_format.compact_files import CompactReader
 from ragged_format.digest import schema_digest
 from ragged_format.schema import RECORD, type_name
 from spec.vectors.generate import UNSHOWN, write_vectors
@@ -23,6 +24,11 @@ FOLDER = Path(__file__).parents[2] / "spec" / "vectors" / "v0"
 VALID = sorted((FOLDER / "valid").glob("*.json"))
 INVALID = sorted((FOLDER / "invalid").glob("*.json"))
 valid = pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+COMPACT = [path for path in VALID if "compact" in path.stem]
+# What readers that know nothing of the format see as records.
+plain = pytest.mark.parametrize(
+    "path", [path for path in VALID if path not in COMPACT], ids=lambda path: path.stem
+)
 invalid = pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
 STRUCTURAL = {code for code, entry in CODES.items() if entry.level == "structural"}
 FULL = {code for code, entry in CODES.items() if entry.level == "full"}
@@ -49,6 +55,11 @@ def read(path, *, validate="full", verify=True):
         if validate != "off":
             dataset.validate(validate)
         return list(dataset.batches())
+    if "compact" in path.stem:
+        batches = list(CompactReader(source, verify=verify).batches())
+        for batch in batches:
+            rf.validate(batch)
+        return batches
     if source.suffix == ".arrow":
         return list(rf.read_file(source, validate=validate, verify=verify).batches())
     return list(rf.read_stream(source, validate=validate, verify=verify))
@@ -77,7 +88,7 @@ def test_generation_is_deterministic_and_current(tmp_path):
 
 
 def test_vectors_stay_small():
-    assert sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file()) < 500_000
+    assert sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file()) < 600_000
 
 
 def test_every_code_has_a_vector_or_a_reason():
@@ -139,6 +150,13 @@ def test_dataset_vector():
     assert dataset.take([2, 0]).column("sample_id").to_pylist() == ["c", "a"]
 
 
+@pytest.mark.parametrize("path", COMPACT, ids=lambda path: path.stem)
+def test_readers_of_plain_batches_refuse_compact_files(path):
+    for file in list(path.parent.glob(f"{path.stem}/*1.arrow")) or [data_of(path)]:
+        with pytest.raises(rf.UnsupportedFeatureError):
+            rf.read_file(file)
+
+
 # Valid vectors through readers that know nothing of the format
 
 
@@ -160,7 +178,7 @@ def expected_rows(path):
     return [row for batch in facts_of(path)["batches"] for row in batch["records"]]
 
 
-@valid
+@plain
 def test_plain_arrow_reads_valid_vector(path):
     rows = []
     for table in plain_tables(path):
@@ -170,7 +188,7 @@ def test_plain_arrow_reads_valid_vector(path):
     assert rows == expected_rows(path)
 
 
-@valid
+@plain
 def test_polars_reads_valid_vector(path):
     frames = []
     for table in plain_tables(path):
@@ -197,7 +215,7 @@ def _listed(value):
     return value
 
 
-@valid
+@plain
 def test_duckdb_reads_valid_vector(path):
     if any(kind == "float16" for _, _, kind, _ in facts_of(path)["columns"]):
         return  # a type that DuckDB 2.0 does not have
