@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -34,11 +34,13 @@ __all__ = [
     "NOWHERE",
     "VALIDATIONS",
     "Batches",
+    "Content",
     "Projection",
     "Validation",
     "check_trailer",
     "conform",
     "decode",
+    "decode_content",
     "iter_batches",
     "with_schema",
 ]
@@ -51,6 +53,26 @@ VALIDATIONS: tuple[Validation, ...] = ("full", "structural", "off")
 
 
 NOWHERE = Where()
+
+
+class Content(NamedTuple):
+    """What one message holds.
+
+    Attributes
+    ----------
+    batch : pyarrow.RecordBatch
+    metadata : dict of bytes to bytes
+        Custom metadata besides the digest.
+    digest : bytes
+        Of the batch, compared with the one stated; empty if nothing was compared.
+    layout : Layout
+        Where the arrays lie in the message.
+    """
+
+    batch: pa.RecordBatch
+    metadata: dict[bytes, bytes]
+    digest: bytes
+    layout: Layout
 
 
 class Projection:
@@ -144,6 +166,25 @@ def decode(
 ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
     """Return the batch of one message and its custom metadata besides the digest, and count it.
 
+    See :func:`decode_content`.
+    """
+    content = decode_content(
+        message, known, tally, verify=verify, validate=validate, max_bytes=max_bytes
+    )
+    return content.batch, content.metadata
+
+
+def decode_content(
+    message: Message,
+    known: KnownSchema,
+    tally: Tally,
+    *,
+    verify: bool,
+    validate: Validation,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> Content:
+    """Return what one message holds, and count it.
+
     Guarantees: zero-copy where the body is not compressed. The content was compared with its digest
     (if `verify`), the arrays are valid, the invariants of `validate` hold.
     """
@@ -172,7 +213,7 @@ def decode(
     if validate != "off":
         validate_batch(batch, known.ragged, validate, NOWHERE)
     tally.add(content, batch.num_rows, metadata)
-    return batch, metadata
+    return Content(batch, metadata, content, layout)
 
 
 def _content_digest(batch: pa.RecordBatch, known: KnownSchema, layout: Layout) -> bytes:

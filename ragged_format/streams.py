@@ -32,10 +32,11 @@ from ragged_format.byte_source import (
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
+    Content,
     Projection,
     Validation,
     check_trailer,
-    decode,
+    decode_content,
     with_schema,
 )
 from ragged_format.encoding import Encoder, trailer_head
@@ -237,6 +238,8 @@ class StreamReader:
         Custom metadata that the writer gave to the batch returned last.
     message : pyarrow.Buffer or None
         The whole message of that batch, as it came; a view if the source is bytes in memory.
+    content : Content or None
+        What that message holds: its digest, and where its arrays lie.
     trailer : Trailer or None
         Set when the end was reached.
     num_rows : None
@@ -279,6 +282,7 @@ class StreamReader:
         self._failure: RaggedError | None = None
         self.metadata: dict[bytes, bytes] = {}
         self.message: pa.Buffer | None = None
+        self.content: Content | None = None
         self.trailer: Trailer | None = None
         try:
             self._source = byte_source(source)
@@ -392,12 +396,13 @@ class StreamReader:
                 raise CorruptError("the trailer has rows", expected=0, got=rows)
             self._finish(trailer)
             return None
-        batch, self.metadata = decode(
+        content = self.content = decode_content(
             message, self._known, self._tally, verify=self._verify, validate=self._validate,
             max_bytes=self._max_message_bytes,
         )  # fmt: skip
+        self.metadata = content.metadata
         self.message = message.buffer
-        return self._projection.apply(batch)
+        return self._projection.apply(content.batch)
 
     def _finish(self, trailer: Trailer) -> None:
         """Check what follows the trailer."""

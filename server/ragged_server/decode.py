@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pyarrow as pa
 import zstandard
 
+from ragged_format.decoding import Content
 from ragged_format.errors import (
     ConversionError,
     CorruptError,
@@ -27,7 +28,7 @@ from ragged_server.limits import ContentLimits, Reservation, too_large
 if TYPE_CHECKING:
     from ragged_server.settings import ServerSettings
 
-__all__ = ["Body", "Decoded", "decode", "decode_together"]
+__all__ = ["Body", "Decoded", "Together", "decode", "decode_together"]
 
 Form: TypeAlias = Literal["arrow", "json", "ndjson"]
 
@@ -74,12 +75,34 @@ class Decoded:
         What became of everything in engine JSON.
     messages : list of pyarrow.Buffer
         The message of each batch as it came; none where the body was no Arrow stream.
+    contents : list of Content
+        What these messages hold.
     """
 
     schema: pa.Schema
     batches: list[pa.RecordBatch]
     report: dict[str, Any] | None = None
     messages: list[pa.Buffer] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Bodies that were validated as one.
+
+    Attributes
+    ----------
+    members : list of int
+        Their numbers.
+    found : list of Decoded
+        Of each of them.
+    whole : pyarrow.RecordBatch
+        All their batches end to end, in this order: valid, and every sample_id is there once.
+    """
+
+    members: list[int]
+    found: list[Decoded]
+    whole: pa.RecordBatch
 
 
 def decode(
@@ -106,7 +129,7 @@ def decode(
         ``spec/08-http.md``.
     """
     if body.form == "arrow":
-        return _arrow(body, settings, reservation)
+        return _arrow(body, reservation, settings)
     return _json(body, settings, reservation, log_schema())
 
 
@@ -149,7 +172,7 @@ class _Decompressed:
 
 def decode_together(
     bodies: Sequence[tuple[Body, Reservation]], settings: ServerSettings
-) -> list[Decoded | BaseException]:
+) -> tuple[list[Decoded | BaseException], list[Together]]:
     """Decode small Arrow bodies, not compressed, and validate them as if they were one.
 
     Parameters
@@ -159,51 +182,69 @@ def decode_together(
 
     Returns
     -------
-    list of Decoded or exception
+    outcomes : list of Decoded or exception
         What :func:`decode` returns or raises for each of them.
+    groups : list of Together
+        Those that are valid as one, by schema; others were validated by themselves.
     """
     out: list[Decoded | BaseException] = []
-    for body, reservation in bodies:
+    by_schema: dict[int, list[int]] = {}
+    for number, (body, reservation) in enumerate(bodies):
         try:
-            out.append(_arrow(body, settings, reservation, validated=False))
-        except BaseException as err:  # noqa: BLE001  each has its own
-            out.append(err)
-    sound = [one for one in out if isinstance(one, Decoded)]
-    for schema in {id(one.schema): one.schema for one in sound}.values():
-        batches = [batch for one in sound if one.schema is schema for batch in one.batches]
-        if not _are_valid(batches, schema, settings):
-            for at, ((body, reservation), one) in enumerate(zip(bodies, out, strict=True)):
-                if isinstance(one, Decoded) and one.schema is schema:
-                    try:
-                        out[at] = _arrow(body, settings, reservation)
-                    except BaseException as err:  # noqa: BLE001  each has its own
-                        out[at] = err
-    return out
+            decoded = _arrow(body, reservation, settings, validated=False)
+        except BaseException:  # noqa: BLE001  validation may have found another fault before
+            out.append(_alone(body, reservation, settings))
+            continue
+        out.append(decoded)
+        by_schema.setdefault(id(decoded.schema), []).append(number)
+    groups: list[Together] = []
+    pending = list(by_schema.values())
+    for members in pending:
+        found = [one for number in members if isinstance(one := out[number], Decoded)]
+        whole = _valid_whole(found, settings)
+        if whole is not None:
+            groups.append(Together(members, found, whole))
+        elif len(members) > 1:
+            # Those without fault shall not pay for the others.
+            half = len(members) // 2
+            pending += [members[:half], members[half:]]
+        else:
+            (number,) = members
+            out[number] = _alone(*bodies[number], settings)
+    return out, groups
 
 
-def _are_valid(
-    batches: Sequence[pa.RecordBatch], schema: pa.Schema, settings: ServerSettings
-) -> bool:
-    """Return whether batches are valid and within the limits of one request, all together.
+def _alone(
+    body: Body, reservation: Reservation, settings: ServerSettings
+) -> Decoded | BaseException:
+    try:
+        return _arrow(body, reservation, settings)
+    except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
+        return err
+
+
+def _valid_whole(found: Sequence[Decoded], settings: ServerSettings) -> pa.RecordBatch | None:
+    """Return batches of one schema end to end, if all are valid and within one request's limits.
 
     Every rule holds for records by themselves, but that of ids: it is stricter here.
     """
+    batches = [batch for one in found for batch in one.batches]
     if not batches:
-        return True
+        return None
     if sum(batch.get_total_buffer_size() for batch in batches) > _TOGETHER_BYTES:
-        return False  # buffers were compressed: they are not copied on top
-    ragged = _ragged(schema)
+        return None  # buffers were compressed: they are not copied on top
+    ragged = _ragged(found[0].schema)
     try:
-        together = pa.concat_batches(batches)
-        validate_batch(together, ragged, "full", Where())
-        ContentLimits(settings).add(together, ragged)
+        whole = pa.concat_batches(batches)
+        validate_batch(whole, ragged, "full", Where())
+        ContentLimits(settings).add(whole, ragged)
     except (RaggedError, pa.ArrowException):
-        return False
-    return True
+        return None
+    return whole
 
 
 def _arrow(
-    body: Body, settings: ServerSettings, reservation: Reservation, *, validated: bool = True
+    body: Body, reservation: Reservation, settings: ServerSettings, *, validated: bool = True
 ) -> Decoded:
     limit = settings.max_decoded_bytes
     if body.is_compressed:
@@ -221,7 +262,8 @@ def _arrow(
     limits = ContentLimits(settings)
     level: Literal["full", "off"] = "full" if validated else "off"
     batches: list[pa.RecordBatch] = []
-    messages = []
+    messages: list[pa.Buffer] = []
+    contents: list[Content] = []
     decoded = 0
     try:
         reader = StreamReader(source, validate=level, max_message_bytes=limit)
@@ -236,7 +278,9 @@ def _arrow(
             if validated:
                 limits.add(batch, reader.ragged_schema)
             batches.append(batch)
-            messages.append(reader.message)
+            if reader.message is not None and reader.content is not None:
+                messages.append(reader.message)
+                contents.append(reader.content)
     except LimitExceededError as err:
         raise TooLargeError(
             err.what, code=TooLargeError.code, where=err.where, expected=err.expected, got=err.got,
@@ -245,7 +289,7 @@ def _arrow(
         ) from err  # fmt: skip
     if decoded > reservation.size:
         reservation.grow(decoded - reservation.size)  # buffers were compressed
-    return Decoded(reader.schema, batches, messages=messages)
+    return Decoded(reader.schema, batches, messages=messages, contents=contents)
 
 
 def _json(

@@ -12,18 +12,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ragged_format.errors import RaggedError
 from ragged_server.decode import Body, Decoded, decode, decode_together
 from ragged_server.logs import log
-from ragged_server.prepare import prepare
+from ragged_server.prepare import Incoming, prepare, prepare_together
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ragged_server.context import AnyStore
     from ragged_server.limits import Reservation
-    from ragged_server.records import Appended
+    from ragged_server.records import Appended, AppendRequest
     from ragged_server.settings import ServerSettings
 
 __all__ = ["Decoders", "Job"]
@@ -32,6 +33,10 @@ __all__ = ["Decoders", "Job"]
 TOGETHER = 16
 SMALL_BYTES = 256 << 10
 TOGETHER_BYTES = 1 << 20
+
+
+# A request or why there is none, and the report of a conversion.
+_Outcome: TypeAlias = "tuple[AppendRequest | BaseException, dict[str, Any] | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +127,12 @@ class Decoders:
     def _work(self, jobs: Sequence[Job]) -> list[Callable[[], None]]:
         """Hand requests over to the store; return what tells of those that are refused."""
         refused: list[Callable[[], None]] = []
-        accepted: list[tuple[_Finish, Any]] = []
-        for job, found in zip(jobs, self._decode(jobs), strict=True):
+        accepted: list[tuple[_Finish, AppendRequest]] = []
+        for job, (found, report) in zip(jobs, self._requests(jobs), strict=True):
             if isinstance(found, BaseException):
                 refused.append(partial(job.on_stored, None, found, None))
-                continue
-            try:
-                accepted.append((_Finish(job, found.report), _request(job, found)))
-            except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
-                refused.append(partial(job.on_stored, None, err, None))
+            else:
+                accepted.append((_Finish(job, report), found))
         if accepted:
             # All at once: one commit takes them.
             pending = jobs[0].store.append_all([request for _, request in accepted])
@@ -138,21 +140,44 @@ class Decoders:
                 future.add_done_callback(finish)
         return refused
 
-    def _decode(self, jobs: Sequence[Job]) -> Sequence[Decoded | BaseException]:
+    def _requests(self, jobs: Sequence[Job]) -> Sequence[_Outcome]:
         if len(jobs) > 1:
-            pairs = [(job.body, job.reservation) for job in jobs]
             # A fault of one must not cost the others their answers, nor the thread.
             try:
-                return decode_together(pairs, self._settings)
+                return self._together(jobs)
             except Exception as err:  # noqa: BLE001  each is decoded by itself
                 log.error("fault", requests=len(jobs), exc_info=err)
-        return [self._decode_alone(job) for job in jobs]
+        return [self._alone(job) for job in jobs]
 
-    def _decode_alone(self, job: Job) -> Decoded | BaseException:
+    def _together(self, jobs: Sequence[Job]) -> Sequence[_Outcome]:
+        decoded, groups = decode_together(
+            [(job.body, job.reservation) for job in jobs], self._settings
+        )
+        made: dict[int, AppendRequest] = {}
+        for group in groups:
+            members = [jobs[number] for number in group.members]
+            incoming = [
+                Incoming(
+                    found.batches, found.messages, found.contents, job.account, job.idempotency_key
+                )
+                for job, found in zip(members, group.found, strict=True)
+            ]
+            try:
+                requests = prepare_together(incoming, group.whole, jobs[0].store.schema)
+            except RaggedError:
+                continue  # each is told in its own words
+            made.update(zip(group.members, requests, strict=True))
+        return [
+            (made[number], None) if number in made else _prepared(job, found)
+            for number, (job, found) in enumerate(zip(jobs, decoded, strict=True))
+        ]
+
+    def _alone(self, job: Job) -> _Outcome:
         try:
-            return decode(job.body, self._settings, job.reservation, lambda: job.store.schema)
+            found = decode(job.body, self._settings, job.reservation, lambda: job.store.schema)
         except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
-            return err
+            return err, None
+        return _prepared(job, found)
 
 
 class _Finish:
@@ -173,8 +198,14 @@ def _is_small(job: Job) -> bool:
     return body.form == "arrow" and not body.is_compressed and len(body.data) <= SMALL_BYTES
 
 
-def _request(job: Job, decoded: Decoded) -> Any:
-    return prepare(
-        decoded.schema, decoded.batches, messages=decoded.messages, log_schema=job.store.schema,
-        account=job.account, idempotency_key=job.idempotency_key,
-    )  # fmt: skip
+def _prepared(job: Job, found: Decoded | BaseException) -> _Outcome:
+    if isinstance(found, BaseException):
+        return found, None
+    try:
+        request = prepare(
+            found.schema, found.batches, messages=found.messages, contents=found.contents,
+            log_schema=job.store.schema, account=job.account, idempotency_key=job.idempotency_key,
+        )  # fmt: skip
+    except BaseException as err:  # noqa: BLE001  it is raised where the request is awaited
+        return err, None
+    return request, found.report

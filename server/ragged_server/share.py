@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from ragged_format.errors import LimitExceededError
@@ -22,11 +21,14 @@ def share_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
     >>> [hex(value) for value in share_hashes(batch).tolist()]
     ['0xaa19e6ddf2f9b697', '0x575a0b1c44d8843f']
     """
-    names = batch.column("sample_id")
+    names = batch.column("sample_id").to_pylist()
     if "group_id" in batch.schema.names:
-        names = pc.coalesce(batch.column("group_id"), names)
-    hash_of = xxhash.xxh3_64_intdigest
-    return np.fromiter(map(hash_of, names.cast(pa.binary()).to_pylist()), np.uint64, batch.num_rows)
+        groups = batch.column("group_id").to_pylist()
+        names = [
+            name if group is None else group for group, name in zip(groups, names, strict=True)
+        ]
+    hashes = map(xxhash.xxh3_64_intdigest, map(str.encode, names))
+    return np.fromiter(hashes, np.uint64, batch.num_rows)
 
 
 def in_share(hashes: npt.NDArray[np.uint64], rank: int, world_size: int) -> npt.NDArray[np.bool_]:

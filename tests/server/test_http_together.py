@@ -61,14 +61,20 @@ def test_each_request_has_the_answer_that_it_has_alone(tmp_path, limits):
             alone.append(decode(body, options, budget.reserve(len(data)), lambda: None))
         except RaggedError as err:
             alone.append(err)
-    together = decode_together(pairs, options)
+    together, groups = decode_together(pairs, options)
     assert [outcome(found) for found in together] == [outcome(found) for found in alone]
     refused = [name for name, found in zip(made, together, strict=True)
                if isinstance(found, RaggedError)]  # fmt: skip
     expected = ["invalid", "an empty id", "damaged", "cut", "no bytes"]
     assert refused == ([*expected, "large"] if limits else expected)
-    good = decode_together([pairs[0], pairs[1]], options)
+    names = [name for name, found in zip(made, together, strict=True)
+             if isinstance(found, Decoded)]  # fmt: skip
+    grouped = {list(made)[number] for group in groups for number in group.members}
+    assert grouped | {"no records"} == {*names, "no records"}
+    good, (group,) = decode_together([pairs[0], pairs[1]], options)
     assert all(isinstance(found, Decoded) for found in good)
+    assert group.members == [0, 1]
+    assert group.whole.column("sample_id").to_pylist() == ["a", "b1", "b2", "b3"]
 
 
 def test_jobs_that_wait_are_taken_together_and_told_one_by_one(tmp_path, monkeypatch):
