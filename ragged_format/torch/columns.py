@@ -17,6 +17,7 @@ from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.lists import offsets_of
 from ragged_format.schema import RECORD
 from ragged_format.torch.pad import round_up
+from ragged_format.torch.transfer import to_device
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -166,7 +167,7 @@ class ArenaColumns:
             return self.lengths(axis), self.lengths_host(axis)
         _, outer = self.rows(opened.parent)
         host = np.diff(offsets_of(self.counts_host(axis))[offsets_of(outer)])
-        return torch.from_numpy(host).to(self.device, non_blocking=True), host
+        return to_device(host, self.device), host
 
     def width(self, axis: str, multiple_of: int | None = None) -> int:
         """Return the width of the unpadded widest row of an axis, rounded up to a multiple."""

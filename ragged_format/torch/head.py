@@ -30,6 +30,10 @@ __all__ = ["head_log_probs", "support_log_probs"]
 
 HostCounts = npt.NDArray[np.int64]
 _KERNELS: dict[str, Kernel] = {"sparse": "sparse", "gather": "gather", "triton": "triton"}
+_REMEDIES = {
+    "hidden and weight": "cast hidden to the dtype of weight",
+    "hidden, weight and bias": "move them to one device",
+}
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
 
@@ -60,7 +64,9 @@ def support_log_probs(
     Guarantees: exact gradients for `hidden`, `weight` and `bias`; logits exist only in chunks of
     about `chunk_elements` numbers and are computed again in the backward pass, so that memory does
     not depend on the vocabulary or on the widest set. Statistics are float32, or float64 for
-    float64 input; autocast changes nothing. Gradients of a gradient are not supported.
+    float64 input; autocast changes nothing. On an accelerator, with `host_counts`, the host waits
+    once, for the check of ids and labels at the end, and never with ``on_outside="flag"``, forward
+    and backward. Gradients of a gradient are not supported.
 
     Parameters
     ----------
@@ -75,7 +81,7 @@ def support_log_probs(
     candidate_counts : (m,) int Tensor
         Size of each set; 0 is the full vocabulary.
     temperature : float or (m,) Tensor
-        Divides the logits.
+        Divides the logits. Positive, which is checked of numbers only.
     entropy_over : {"support", "vocabulary"}
         Over which ids the entropy (nats) is taken.
     bias : (v,) Tensor, optional
@@ -173,7 +179,7 @@ def head_log_probs(
     head_counts : (m,) int Tensor
         Entries of each head; 0 is no head.
     host_head_counts : (m,) int array, optional
-        The same on the host.
+        The same on the host; without them, counts on an accelerator cost one synchronisation.
 
     Returns
     -------
@@ -191,14 +197,13 @@ def head_log_probs(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
     )  # fmt: skip
-    log_probs, _, log_sum, hits = scorer.over_sets()
-    scorer.check(hits, on_outside)
     counts = head_counts.to(hidden.device, torch.int64)
     host = counts_array(head_counts.cpu() if host_head_counts is None else host_head_counts)
     _check_counts(host, len(target_ids), len(head_ids))
-    owner = torch.repeat_interleave(counts, output_size=len(head_ids))
     ids = head_ids.to(hidden.device, torch.int64)
-    scorer.check_ids(ids, "head_ids", on_outside)
+    log_probs, _, log_sum, hits = scorer.over_sets()
+    scorer.check(hits, on_outside, ids)
+    owner = torch.repeat_interleave(counts, output_size=len(head_ids))
     scores = scorer.logits(ids, counts, host) - log_sum[owner]
     scores = scores.where(scorer.holds(owner, ids), torch.full_like(scores, LOG_PROB_FILL))
     out = hidden.dtype if out_dtype is None else out_dtype
@@ -256,15 +261,29 @@ class _Scorer:
         """Score the labels over their candidate sets."""
         return set_scores(*self._inputs, self._base)
 
-    def check(self, hits: Tensor, on_outside: str) -> None:
-        """Raise if a label is not once in its set, or an id is not in the vocabulary."""
-        self.check_ids(self._ids, "candidate_ids", on_outside)
+    def check(self, hits: Tensor, on_outside: str, head_ids: Tensor | None = None) -> None:
+        """Raise if a label is not once in its set, or an id is not in the vocabulary.
+
+        On an accelerator this waits once where nothing is wrong, and with "flag" never.
+        """
+        if on_outside == "flag" and hits.device.type != "cpu":
+            return
+        columns = {} if self._base.group is not None else {"candidate_ids": self._ids}
+        if columns and head_ids is not None:
+            columns["head_ids"] = head_ids
+        outside = {name: self._outside(ids) for name, ids in columns.items()}
+        wrong = [part.any() for part in outside.values()]
+        if on_outside == "error":
+            wrong.append((hits != 1).any())
+        if not wrong or not bool(torch.stack(wrong).any()):
+            return
+        for name, ids in columns.items():
+            _check_ids(ids, outside[name], name, self._base.vocab_start, len(self._base.weight))
         _check_labels(hits, self.host_counts, self._base.labels, on_outside)
 
-    def check_ids(self, ids: Tensor, column: str, on_outside: str) -> None:
-        """Raise if an id is no row of the weight, where all rows are here and waiting is meant."""
-        if self._base.group is None and (on_outside == "error" or ids.device.type == "cpu"):
-            _check_ids(ids, column, self._base.vocab_start, len(self._base.weight))
+    def _outside(self, ids: Tensor) -> Tensor:
+        start = self._base.vocab_start
+        return (ids < start) | (ids >= start + len(self._base.weight))
 
     def over_vocabulary(self) -> Scores:
         """Score the labels over the whole vocabulary."""
@@ -313,6 +332,9 @@ def _inverse_temperature(
                 expected=(size,), got=tuple(temperature.shape),
             )  # fmt: skip
         return temperature.to(device, dtype).reciprocal()
+    if isinstance(temperature, Tensor) and temperature.device.type != "cpu":
+        # Like one per target: to look at it the host would wait.
+        return temperature.to(device, dtype).reciprocal().expand(size)
     value = float(temperature)
     if not value > 0:
         raise LimitExceededError(
@@ -344,6 +366,10 @@ def _check(
         wrong = "hidden (n, h), weight (v, h)", "one h", (tuple(hidden.shape), tuple(weight.shape))
     elif hidden.dtype != weight.dtype or not hidden.dtype.is_floating_point:
         wrong = "hidden and weight", "one float dtype", (hidden.dtype, weight.dtype)
+    elif hidden.device != weight.device or (bias is not None and bias.device != weight.device):
+        wrong = "hidden, weight and bias", "one device", [
+            str(tensor.device) for tensor in (hidden, weight, bias) if tensor is not None
+        ]  # fmt: skip
     elif bias is not None and bias.shape != weight.shape[:1]:
         wrong = "bias", tuple(weight.shape[:1]), tuple(bias.shape)
     else:
@@ -363,8 +389,7 @@ def _check(
         name, expected, got = wrong
         raise SchemaMismatchError(
             f"{name} do not fit", expected=expected, got=got,
-            remedy="cast hidden to the dtype of weight" if name == "hidden and weight" else
-            "pass the columns of one batch",
+            remedy=_REMEDIES.get(name, "pass the columns of one batch"),
         )  # fmt: skip
 
 
@@ -399,8 +424,7 @@ def _check_positions(pred_index: Tensor, rows: int) -> None:
     )  # fmt: skip
 
 
-def _check_ids(ids: Tensor, column: str, start: int, size: int) -> None:
-    outside = (ids < start) | (ids >= start + size)
+def _check_ids(ids: Tensor, outside: Tensor, column: str, start: int, size: int) -> None:
     if not bool(outside.any()):
         return
     first = int(outside.nonzero()[0, 0])

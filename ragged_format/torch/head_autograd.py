@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class _Head(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        with torch.autocast(hidden.device.type, enabled=False):
+        with _without_autocast(hidden.device):
             stats = forward(problem)
         ctx.save_for_backward(hidden, weight, bias, *stats)
         ctx.problem = problem
@@ -62,7 +63,7 @@ class _Head(torch.autograd.Function):
         # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
         label = nothing if grad_log_prob is None else grad_log_prob.where(stats.hits > 0, nothing)
         log_sum = -label if grad_log_sum is None else grad_log_sum - label
-        with torch.autocast(hidden.device.type, enabled=False):
+        with _without_autocast(hidden.device):
             out = backward(problem, stats, label, log_sum, grad_entropy, ctx.needs_input_grad[:3])
         return _returned(problem, out, (hidden, weight, bias))
 
@@ -74,7 +75,7 @@ class _Logits(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
     ) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
+        with _without_autocast(hidden.device):
             logits = candidate_logits(problem)
         if problem.group is not None:
             dist.all_reduce(logits, group=problem.group)
@@ -88,10 +89,17 @@ class _Logits(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         *inputs, logits = ctx.saved_tensors
         problem: Problem = ctx.problem
-        with torch.autocast(grad.device.type, enabled=False):
+        with _without_autocast(grad.device):
             out = empty_gradients(problem, ctx.needs_input_grad[:3])
             backward_logits(problem, logits, grad, out)
         return _returned(problem, out, inputs)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Turn autocast off, on devices that have it."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _returned(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ragged_format.torch.head_problem import Gradients, Problem, Stats, Sums, finite
+from ragged_format.torch.head_problem import Gradients, Picker, Problem, Stats, Sums, finite
 
 __all__ = ["add_dense", "backward_dense"]
 
@@ -64,30 +63,18 @@ class _Dense(NamedTuple):
 
 def _dense_chunks(problem: Problem) -> Iterator[_Dense]:
     chosen = problem.dense_targets()
-    counts = problem.host_counts
-    device = problem.hidden.device
+    picker = Picker(problem)
     size = len(problem.weight)
     # Square-ish chunks: both the logits and the rows of the weight stay within the bound.
     columns = max(1, min(size, max(1024, problem.chunk_elements // 512)))
     height = max(1, problem.chunk_elements // columns)
     parts = [(start, min(start + columns, size)) for start in range(0, size, columns)]
-    starts_all = np.cumsum(counts) - counts
     for first in range(0, len(chosen), height):
-        part = chosen[first : first + height]
-        wide = counts[part]
-        pieces = [
-            problem.ids[int(starts_all[target]) : int(starts_all[target] + counts[target])]
-            for target in part[wide > 0]
-        ]
-        empty = problem.ids[:0]
-        owner = np.repeat(np.arange(len(part)), wide)
+        picked = picker.pick(chosen[first : first + height])
         yield _Dense(
-            torch.from_numpy(part).to(device, non_blocking=True),
-            parts,
-            torch.from_numpy(wide == 0).to(device, non_blocking=True),
-            torch.from_numpy(owner).to(device, non_blocking=True),
-            torch.cat(pieces) - problem.vocab_start if pieces else empty,
-        )
+            picked.targets, parts, picked.counts == 0, picked.owner,
+            picked.ids - problem.vocab_start,
+        )  # fmt: skip
 
 
 def _dense_logits(

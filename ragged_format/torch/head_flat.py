@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from ragged_format.torch.head_problem import Gradients, Problem, Stats, Sums, finite
+from ragged_format.torch.head_problem import Gradients, Picker, Problem, Stats, Sums, finite
 
 __all__ = ["add_flat", "backward_flat", "backward_logits", "candidate_logits"]
 
@@ -137,11 +137,8 @@ def _add_gradients(
 
 
 def _chunks(problem: Problem, chosen: npt.NDArray[np.int64]) -> Iterator[_Flat]:
-    counts = problem.host_counts
-    device = problem.hidden.device
-    ends = np.cumsum(counts[chosen])
-    contiguous = len(chosen) == len(counts)
-    starts_all = np.cumsum(counts) - counts
+    ends = np.cumsum(problem.host_counts[chosen])
+    picker = Picker(problem)
     first = 0
     size = len(problem.weight)
     most_targets, most = len(chosen), problem.rows_per_chunk
@@ -154,25 +151,11 @@ def _chunks(problem: Problem, chosen: npt.NDArray[np.int64]) -> Iterator[_Flat]:
         done = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, done + most, side="right"))
         last = min(max(last, first + 1), first + most_targets)
-        part = chosen[first:last]
-        total = int(ends[last - 1]) - done
-        if contiguous:
-            targets = torch.arange(first, last, device=device)
-        else:
-            targets = torch.from_numpy(part).to(device, non_blocking=True)
-        per_target = problem.counts[targets]
-        owner = torch.repeat_interleave(per_target, output_size=total)
-        if contiguous or part[-1] - part[0] + 1 == len(part):
-            begin = int(starts_all[part[0]])
-            ids = problem.ids[begin : begin + total]
-        else:
-            starts = torch.from_numpy(starts_all[part]).to(device, non_blocking=True)
-            shift = starts - (per_target.cumsum(0) - per_target)
-            ids = problem.ids[shift[owner] + torch.arange(total, device=device)]
+        targets, counts, owner, ids = picker.pick(chosen[first:last])
         local = ids - problem.vocab_start
         is_local = (local >= 0) & (local < size)
         yield _Flat(
-            targets, problem.pred_index[targets], per_target, owner, local.clamp(0, size - 1),
+            targets, problem.pred_index[targets], counts, owner, local.clamp(0, size - 1),
             is_local, ids == problem.labels[targets][owner],
         )  # fmt: skip
         first = last

@@ -11,7 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Gradients", "Kernel", "Problem", "Stats", "Sums", "Transform", "finite"]
+from ragged_format.torch.transfer import to_device
+
+__all__ = [
+    "Gradients",
+    "Kernel",
+    "Picked",
+    "Picker",
+    "Problem",
+    "Stats",
+    "Sums",
+    "Transform",
+    "finite",
+]
 
 HostCounts = npt.NDArray[np.int64]
 Kernel = Literal["sparse", "gather", "triton"]
@@ -119,6 +131,61 @@ class Problem:
     def flat_targets(self) -> npt.NDArray[np.int64]:
         """Return the targets that go the flat way."""
         return np.flatnonzero((self.host_counts > 0) & (self.host_counts <= self.flat_limit))
+
+
+class Picked(NamedTuple):
+    """Some of the targets, and their candidates end to end.
+
+    Attributes
+    ----------
+    targets : (m,) int64
+    counts : (m,) int64
+        Candidates of each; 0 is the full vocabulary.
+    owner : (t,) int64
+        Which of the m targets a candidate belongs to.
+    ids : (t,) int64
+    """
+
+    targets: Tensor
+    counts: Tensor
+    owner: Tensor
+    ids: Tensor
+
+
+class Picker:
+    """Picks targets of a problem for one pass.
+
+    Nothing waits for the device: sizes come from the counts on the host, and no more than the
+    numbers of the targets is copied, where they are not consecutive.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._starts = np.cumsum(problem.host_counts) - problem.host_counts
+        self._starts_there: Tensor | None = None
+
+    def pick(self, chosen: npt.NDArray[np.int64]) -> Picked:
+        """Return targets by their numbers, which ascend; at least one."""
+        problem = self._problem
+        device = problem.hidden.device
+        total = int(problem.host_counts[chosen].sum())
+        first, last = int(chosen[0]), int(chosen[-1])
+        consecutive = last - first + 1 == len(chosen)
+        if consecutive:
+            targets = torch.arange(first, last + 1, device=device)
+        else:
+            targets = to_device(chosen, device)
+        counts = problem.counts[targets]
+        owner = torch.repeat_interleave(counts, output_size=total)
+        if consecutive:
+            begin = int(self._starts[first])
+            ids = problem.ids[begin : begin + total]
+        else:
+            if self._starts_there is None:
+                self._starts_there = problem.counts.cumsum(0) - problem.counts
+            shift = self._starts_there[targets] - (counts.cumsum(0) - counts)
+            ids = problem.ids[shift[owner] + torch.arange(total, device=device)]
+        return Picked(targets, counts, owner, ids)
 
 
 class Stats(NamedTuple):

@@ -2,19 +2,22 @@
 
 Heads stay ragged: entries end to end with counts, as they are stored. Every function returns one
 value per target, so that the caller weights and reduces; a target without a head gives 0. All of
-them are finite, gradients included, for any finite log-probs, down to the fill of the format.
+them are finite, gradients included, for any finite log-probs, down to the fill of the format. None
+waits for an accelerator, on which counts are not checked; counts may lie on the host.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ragged_format.arguments import check_choice, check_number
 from ragged_format.errors import InvariantError
 from ragged_format.torch.arguments import check_tensors
+from ragged_format.torch.transfer import to_device
 
 __all__ = [
     "TAIL_EPSILON",
@@ -124,7 +127,7 @@ def score_centering_loss(
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
             check_number(name, bound)
-    owner = _owner(head_counts, head_log_probs, head_rollout_log_probs)
+    owner, head_counts = _owner(head_counts, head_log_probs, head_rollout_log_probs)
     q = head_rollout_log_probs.detach().exp()
     p = head_log_probs.detach().exp()
     if tail == "proportional":
@@ -202,7 +205,7 @@ def _check_kl(student: Tensor, teacher: Tensor, counts: Tensor, tail: str) -> No
 def _kl(
     first: Tensor, second: Tensor, student: Tensor, teacher: Tensor, counts: Tensor, tail: str
 ) -> Tensor:
-    owner = _owner(counts, student, teacher)
+    owner, counts = _owner(counts, student, teacher)
     if tail == "renormalize":
         first = first - _log_sums(first, owner, counts)[owner]
         second = second - _log_sums(second, owner, counts)[owner]
@@ -216,7 +219,8 @@ def _kl(
     return out + torch.where(counts > 0, bucket, torch.zeros_like(bucket))
 
 
-def _owner(counts: Tensor, *values: Tensor) -> Tensor:
+def _owner(counts: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which head each entry belongs to, and the counts as int64, beside the entries."""
     total = len(values[0])
     if any(value.shape != (total,) for value in values) or counts.dim() != 1:
         raise InvariantError(
@@ -231,7 +235,11 @@ def _owner(counts: Tensor, *values: Tensor) -> Tensor:
             code="RF-I005", expected=total, got=int(counts.sum()),
             remedy="pass the counts of these heads",
         )  # fmt: skip
-    return torch.repeat_interleave(counts, output_size=total)
+    device = values[0].device
+    if counts.device.type == "cpu" != device.type:
+        counts = to_device(counts.numpy().astype(np.int64), device)
+    counts = counts.to(torch.int64)
+    return torch.repeat_interleave(counts, output_size=total), counts
 
 
 def _sums(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ragged_format.arguments import check_integer, check_number, check_size
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.torch.arguments import check_tensors, counts_array
+from ragged_format.torch.transfer import to_device
 
 __all__ = ["pad_buckets", "pad_chunks", "pad_ragged", "round_up", "width_buckets"]
 
@@ -363,9 +364,11 @@ def _check_kinds(values: Tensor, fill: float) -> None:
 
 def _device_counts(counts: Counts, device: torch.device) -> Tensor:
     if isinstance(counts, Tensor):
-        return counts.to(device, torch.int64, non_blocking=True)
-    array = counts_array(counts).copy()  # torch wants memory that it may write
-    return torch.from_numpy(array).to(device, non_blocking=True)
+        if counts.device == device or counts.device.type != "cpu" or torch.compiler.is_compiling():
+            return counts.to(device, torch.int64, non_blocking=True)
+        counts = counts.detach().numpy()
+    # A copy: torch wants memory that it may write, and the caller may write to its own.
+    return to_device(counts_array(counts).copy(), device)
 
 
 def _host(counts: Counts) -> HostCounts | None:

@@ -1,15 +1,31 @@
-"""Copies of batches to the device, beside the work of the consumer."""
+"""Copies to the device: of batches, beside the work of the consumer, and of small arrays."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ragged_format.torch.batch import RaggedBatch
 
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "to_device"]
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array of ordinary memory on `device`; on the CPU a view of it, elsewhere a copy.
+
+    Guarantees: the host does not wait for the device. From ordinary memory CUDA does, before copies
+    of more than 64 KiB, even where they are asynchronous by name.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        # Of torch's cache, which does not hand the memory out again before the copy has ended.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 class Transfer:
