@@ -25,7 +25,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -39,8 +39,9 @@ from ragged_format.compact_heads import (
     encode_positions,
     encode_shared,
 )
+from ragged_format.compact_planes import Block, Planes, split
 from ragged_format.compact_sets import decode_sets, encode_sets
-from ragged_format.errors import CorruptError, LimitExceededError, RaggedError, Where
+from ragged_format.errors import CorruptError, RaggedError, Where
 from ragged_format.lists import Int64, flat, offsets_of, to_list
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
@@ -52,42 +53,10 @@ _FOREIGN = (
     ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError,
     StopIteration, TypeError, ValueError, pa.ArrowException,
 )  # fmt: skip
-# Constant planes take no bytes in the file, so that nothing else bounds a lying size.
-MAX_BLOCK_BYTES = 1 << 32
 HEADER, RECORDS = "header", "record"
 Bytes = npt.NDArray[np.uint8]
 Values = npt.NDArray[Any]
 Arrays = Mapping[str, Values]
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """How one array is stored.
-
-    Attributes
-    ----------
-    size : int
-        Number of elements.
-    dtype : str
-        Little-endian numpy type of an element.
-    planes : list of int or None
-        Lowest byte first: the byte that all elements have, or None where the plane is stored.
-    transform : str, optional
-        ``"ranks"``: sets as :func:`ragged_format.compact_sets.encode_sets` makes them.
-        ``"differences"``: each element less the one before it. ``"positions:AXIS"``: ids of a head
-        by :func:`ragged_format.compact_heads.encode_positions` in the sets of that axis.
-        ``"shared:AXIS"``: log-probs by :func:`ragged_format.compact_heads.encode_shared` with the
-        head of that axis.
-    """
-
-    size: int
-    dtype: str
-    planes: list[int | None]
-    transform: str | None = None
-
-    def to_json(self) -> list[Any]:
-        """Return the JSON array kept in the header."""
-        return [self.size, self.dtype, self.planes, self.transform]
 
 
 def encoded_schema(schema: RaggedSchema) -> pa.Schema:
@@ -118,18 +87,18 @@ def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
     for axis in _root_axes(schema):
         lengths = lists[schema.on(axis.name)[0].name].lengths
         name = f"axis:{axis.name}"
-        blocks[name], stored[name] = _split(lengths)
+        blocks[name], stored[name] = split(lengths)
     arrays = {c.name: np.ascontiguousarray(lists[c.name].numpy()).reshape(-1) for c in numbers}
     for column in numbers:
         name = f"column:{column.name}"
         values, transform = arrays[column.name], None
         if is_set(column, schema):
             values, order, transform = _encoded_set(column, schema, arrays)
-            block, stored[f"order:{column.name}"] = _split(order)
+            block, stored[f"order:{column.name}"] = split(order)
             blocks[f"order:{column.name}"] = replace(block, transform="differences")
         elif (inner := _encoded_head(column, schema, arrays)) is not None:
             values, transform = inner
-        block, stored[name] = _split(values)
+        block, stored[name] = split(values)
         blocks[name] = replace(block, transform=transform)
     header = {"rows": batch.num_rows, "blocks": {n: b.to_json() for n, b in blocks.items()}}
     stored[HEADER] = json.dumps(header, separators=(",", ":")).encode()
@@ -264,76 +233,6 @@ def _pack_records(batch: pa.RecordBatch, schema: RaggedSchema) -> bytes:
     return sink.getvalue()
 
 
-def _split(values: Values) -> tuple[Block, bytes]:
-    """Return how `values`, (n,), are stored, and the stored planes end to end."""
-    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    table = little.view(np.uint8).reshape(-1, little.dtype.itemsize)
-    planes: list[int | None] = []
-    stored = []
-    for plane in np.ascontiguousarray(table.T):
-        first = int(plane[0]) if len(plane) else 0
-        if (plane == first).all():
-            planes.append(first)
-        else:
-            planes.append(None)
-            stored.append(plane)
-    data = b"".join(plane.tobytes() for plane in stored)
-    return Block(len(values), little.dtype.str, planes), data
-
-
-def _merge(block: Block, data: Bytes) -> Values:
-    dtype = np.dtype(block.dtype)
-    if block.size * dtype.itemsize > MAX_BLOCK_BYTES:
-        raise LimitExceededError(
-            "a block is too large", expected=f"<= {MAX_BLOCK_BYTES} bytes",
-            got=block.size * dtype.itemsize,
-        )  # fmt: skip
-    kept = sum(plane is None for plane in block.planes)
-    if len(block.planes) != dtype.itemsize or len(data) != kept * block.size or block.size < 0:
-        raise CorruptError(
-            "a block has not the size that the header states",
-            expected=f"{kept} planes of {block.size} bytes", got=f"{len(data)} bytes",
-        )  # fmt: skip
-    stored = iter(data.reshape(kept, block.size))
-    parts: list[Bytes | int] = [next(stored) if p is None else p for p in block.planes]
-    # Planes above the highest that says anything are zeros: widening at the end adds them.
-    width = dtype.itemsize
-    while width > 1 and all(plane == 0 for plane in block.planes[width // 2 : width]):
-        width //= 2
-    joined = _joined(parts[:width])
-    if isinstance(joined, int):
-        return np.full(block.size, joined, f"<u{dtype.itemsize}").view(dtype)
-    values: Values = joined.astype(f"<u{dtype.itemsize}", copy=False).view(dtype)
-    return values
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Return numbers of twice the width, again and again, from arrays or constants, low first."""
-    bits = 8
-    while len(parts) > 1:
-        wide = np.dtype(f"<u{bits // 4}")
-        parts = [_pair(*pair, bits, wide) for pair in zip(parts[::2], parts[1::2], strict=True)]
-        bits *= 2
-    return parts[0]
-
-
-def _pair(low: Any, high: Any, bits: int, wide: np.dtype[Any]) -> Any:
-    if isinstance(high, int):
-        if isinstance(low, int):
-            return low | high << bits
-        out = low.astype(wide)
-        if high:
-            out |= wide.type(high << bits)
-        return out
-    out = high.astype(wide)
-    out <<= bits
-    if isinstance(low, int):
-        out |= wide.type(low)
-    else:
-        out |= low
-    return out
-
-
 def _expect_transform(block: Block, transform: str | None, name: str) -> None:
     if block.transform != transform:
         raise CorruptError(
@@ -388,25 +287,32 @@ class _Decoder:
                     "a block has not the size of its axis", where=Where(column=column.name),
                     expected=size, got=block.size,
                 )  # fmt: skip
-            known = _merge(block, _stored(self._encoded, f"column:{column.name}"))
-            if block.transform is not None:
-                known = self._restored(column, known, *block.transform.partition(":")[::2])
+            planes = Planes(block, _stored(self._encoded, f"column:{column.name}"))
+            if block.transform is None:
+                known = planes.array()
+            else:
+                known = self._restored(column, planes, *block.transform.partition(":")[::2])
             self._values[column.name] = known
         return known
 
-    def _restored(self, column: Column, stored: Values, transform: str, axis: str) -> Values:
+    def _restored(self, column: Column, stored: Planes, transform: str, axis: str) -> Values:
         dtype = column.type.to_pandas_dtype()
+        if transform in ("ranks", "positions") and stored.dtype.kind != "u":
+            raise CorruptError(
+                f"{transform} are unsigned integers", where=Where(column=column.name),
+                expected="an unsigned type", got=stored.dtype.str,
+            )  # fmt: skip
         if transform == "ranks":
             order = self._order(column.name)
             return decode_sets(stored, order, self._counts(column.axis), self._sampled, dtype)
         if transform == "positions":
             return decode_positions(
-                stored, self._counts(column.axis), self._named(f"{axis}_ids"),
+                stored.array(), self._counts(column.axis), self._named(f"{axis}_ids"),
                 self._counts(axis), dtype,
             )  # fmt: skip
         if transform == "shared":
             return decode_shared(
-                stored, self._sampled, self._counts(axis), self._named(f"{axis}_ids"),
+                stored.array(), self._sampled, self._counts(axis), self._named(f"{axis}_ids"),
                 self._named(f"{axis}_log_probs"),
             )  # fmt: skip
         raise CorruptError(
@@ -429,7 +335,7 @@ class _Decoder:
                 "ranks are of ids, at most as many as elements", where=Where(column=name),
                 expected=f"at most {ranked} integers", got=f"{block.size} of {block.dtype}",
             )  # fmt: skip
-        steps = _merge(block, _stored(self._encoded, f"order:{name}"))
+        steps = Planes(block, _stored(self._encoded, f"order:{name}")).array()
         # In their own type, in which a difference may have wrapped around.
         return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
 
@@ -453,7 +359,7 @@ class _Decoder:
                         "an axis has not one length for each record", where=Where(column=name),
                         expected=self._rows, got=self._blocks[name].size,
                     )  # fmt: skip
-                known = offsets_of(_merge(self._blocks[name], _stored(self._encoded, name)))
+                known = offsets_of(Planes(self._blocks[name], _stored(self._encoded, name)).array())
             else:
                 column = self._schema[counts]
                 inner = offsets_of(self.values(column).astype(np.int64))
