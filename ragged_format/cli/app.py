@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from ragged_format import __version__
 from ragged_format.cli import plugins
+from ragged_format.cli.bench import bench
 from ragged_format.cli.demo import demo
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail
@@ -138,7 +139,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (validate, inspect, demo):
+for _command in (validate, inspect, demo, bench):
     app.command()(_command)
 
 

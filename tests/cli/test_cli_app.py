@@ -26,7 +26,7 @@ def ragged(*words, **options):
 def test_help_lists_the_commands_and_exit_codes(invoke):
     done = invoke("--help")
     assert done.exit_code == 0
-    for word in ("convert", "validate", "inspect", "pack", "demo", "Exit codes"):
+    for word in ("convert", "validate", "inspect", "pack", "demo", "bench", "Exit codes"):
         assert word in done.output
     assert invoke("-h").output == done.output
 
@@ -35,7 +35,7 @@ def test_no_command_shows_help(invoke):
     assert "Commands" in invoke().output
 
 
-@pytest.mark.parametrize("command", ["convert", "validate", "inspect", "pack", "demo"])
+@pytest.mark.parametrize("command", ["convert", "validate", "inspect", "pack", "demo", "bench"])
 def test_every_command_explains_itself(invoke, command):
     done = invoke(command, "--help")
     assert done.exit_code == 0
