@@ -25,6 +25,7 @@ from ragged_format.local_files import (
 )
 from ragged_format.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, write_manifest
 from ragged_format.storage import is_remote, open_storage
+from ragged_pipeline.tasks import record_names
 
 if TYPE_CHECKING:
     from ragged_pipeline.plan import Plan
@@ -120,7 +121,7 @@ class LocalOutput(Output):
         try:
             yield
         except BaseException:
-            if not _has_records(self.work(plan)):
+            if not record_names(self.work(plan)):
                 self.clear(plan)
             raise
         finally:
@@ -165,11 +166,6 @@ class LocalOutput(Output):
                 left.unlink(missing_ok=True)
             write_manifest(self._path, manifest)
         return manifest
-
-
-def _has_records(work: Path) -> bool:
-    """Return whether a work directory has a finished task."""
-    return any(path.name[0].isdigit() for path in work.glob("*.json"))
 
 
 def _lock(path: Path) -> int:

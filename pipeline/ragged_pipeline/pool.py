@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["ONE_THREAD", "Pool", "interpreter_of", "rebuilt", "run_here"]
+__all__ = ["ONE_THREAD", "Pool", "deaf_to_interrupts", "interpreter_of", "rebuilt", "run_here"]
 
 # Every worker is one thread of computation: more would fight over the cores.
 ONE_THREAD = {
@@ -47,6 +48,19 @@ def interpreter_of(module: str) -> list[str]:
         f"from {module} import main; main()"
     )
     return [sys.executable, "-c", boot, json.dumps(sys.path)]
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Have processes that are started in the block never see Ctrl-C, which reaches all of a group.
+
+    Ignoring it in the worker leaves a moment at its start, in which it dies with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_here(
@@ -195,11 +209,12 @@ class Pool:
                 return process
             if process is not None:
                 _end(process)
-            process = subprocess.Popen(  # noqa: S603
-                interpreter_of("ragged_pipeline.worker"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=os.environ | ONE_THREAD,
-            )  # fmt: skip
+            with deaf_to_interrupts():
+                process = subprocess.Popen(  # noqa: S603
+                    interpreter_of("ragged_pipeline.worker"),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                    env=os.environ | ONE_THREAD,
+                )  # fmt: skip
             self._processes[number] = process
         stdin, _ = _pipes(process)
         with suppress(BrokenPipeError):

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,13 @@ from ragged_pipeline.job import Made
 from ragged_pipeline.outputs import Output, open_output
 from ragged_pipeline.pool import Pool, run_here
 from ragged_pipeline.progress import Meter, Report
-from ragged_pipeline.tasks import clear_unfinished, context_of, finished, output_file
+from ragged_pipeline.tasks import (
+    clear_unfinished,
+    context_of,
+    finished,
+    output_file,
+    record_names,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -210,32 +216,33 @@ def run(
     if (earlier := _earlier(output, plan, mode, force=force)) is not None:
         output.tidy(plan)
         return earlier
+    work = output.work(plan)
     with output.held(plan):
-        work = output.work(plan)
-        _prepare(work, plan, opened)
-        if on_duplicate == "error":
-            require_unique_inputs(job, plan, opened, work)
-        with ExitStack() as stack:
-            chosen = _engine(engine)
-            if isinstance(chosen, _Local):
-                stack.callback(chosen.close)
-            resumed, records = _run_stages(
-                job, plan, opened, output, engine=chosen, progress=progress,
-                workers=_at_once(job, workers, limit), memory=limit,
-            )  # fmt: skip
-        context = context_of(work, opened, memory=limit)
-        job.check(plan, context)
-        figures = [[record["figures"] for record in stage] for stage in records]
-        record = lineage_of(plan, job.finish(plan, figures))
-        made = [Made(**part["made"]) for part in records[-1]]
-        schema = job.schema(plan, context)
-        taken = None
-        if mode == "append" and on_duplicate == "error":
-            taken = taken_ids(job, plan, schema, output, made, work)
-        if taken is not None:
-            # Before the commit, which then finds nothing new to compare, and is short.
-            taken.compare(output.current())
-        shards = _publish(job, plan, output, made)
+        with _noted(work, plan):
+            _prepare(work, plan, opened)
+            if on_duplicate == "error":
+                require_unique_inputs(job, plan, opened, work)
+            with ExitStack() as stack:
+                chosen = _engine(engine)
+                if isinstance(chosen, _Local):
+                    stack.callback(chosen.close)
+                resumed, records = _run_stages(
+                    job, plan, opened, output, engine=chosen, progress=progress,
+                    workers=_at_once(job, workers, limit), memory=limit,
+                )  # fmt: skip
+            context = context_of(work, opened, memory=limit)
+            job.check(plan, context)
+            figures = [[record["figures"] for record in stage] for stage in records]
+            record = lineage_of(plan, job.finish(plan, figures))
+            made = [Made(**part["made"]) for part in records[-1]]
+            schema = job.schema(plan, context)
+            taken = None
+            if mode == "append" and on_duplicate == "error":
+                taken = taken_ids(job, plan, schema, output, made, work)
+            if taken is not None:
+                # Before the commit, which then finds nothing new to compare, and is short.
+                taken.compare(output.current())
+            shards = _publish(job, plan, output, made)
         output.commit(lambda current: _manifest(current, schema, shards, record, mode, out, taken))
         output.clear(plan)
     return _result(output, plan, record, shards, sum(map(len, records)), resumed)
@@ -299,6 +306,22 @@ def _at_once(job: Job, workers: int | None, limit: int) -> int:
             remedy="allow more memory=",
         )  # fmt: skip
     return int(min(workers or os.cpu_count() or 1, fit))
+
+
+@contextmanager
+def _noted(work: Path, plan: Plan) -> Iterator[None]:
+    """Have an interruption say what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        total = sum(len(stage.tasks) for stage in plan.stages)
+        done = len(record_names(work))
+        err.add_note(
+            f"{done} of {total} tasks are finished and kept; to go on, run the same again"
+            if done
+            else "no task was finished, and nothing is kept"
+        )
+        raise
 
 
 def _engine(name: str) -> Engine:

@@ -36,6 +36,7 @@ __all__ = [
     "finished",
     "output_file",
     "read_record",
+    "record_names",
     "run_task",
 ]
 
@@ -150,6 +151,11 @@ def output_file(work: Path, plan: Plan, index: int) -> Path:
 
 def _record(work: Path, stage: int, index: int) -> Path:
     return work / f"{stage:02d}-{index:06d}.json"
+
+
+def record_names(work: Path) -> list[str]:
+    """Return the names of the records of finished tasks in a work directory."""
+    return sorted(path.name for path in work.glob("[0-9]*.json"))
 
 
 def read_record(work: Path, stage: int, index: int) -> dict[str, Any]:

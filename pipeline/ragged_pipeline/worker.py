@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -47,8 +46,6 @@ def _load(reference: str, options: dict[str, Any]) -> Job:
 
 def main() -> None:
     """Do tasks until standard input ends."""
-    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a library prints must not come between
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from ragged_format.cli import plugins
 from ragged_format.cli.bench import bench
 from ragged_format.cli.demo import demo
 from ragged_format.cli.inspect import inspect
-from ragged_format.cli.output import as_ragged_error, fail
+from ragged_format.cli.output import as_ragged_error, fail, interrupted
 from ragged_format.cli.validate import validate
 from ragged_format.errors import MissingDependencyError, RaggedError
 from ragged_format.schema import FORMAT_VERSION
@@ -72,6 +72,8 @@ class _Commands(TyperGroup):
             if err.errno == errno.EPIPE:  # a reader such as `head` has enough: typer exits quietly
                 raise
             raise fail(ctx, as_ragged_error(err)) from err
+        except KeyboardInterrupt as err:
+            raise interrupted(ctx, err) from err
 
     def _in_options(self, ctx: Any, remedy: str | None) -> str | None:
         """Return a remedy with Python arguments, as in ``mode='append'``, written as options."""

@@ -38,6 +38,7 @@ __all__ = [
     "format_count",
     "grid",
     "heading",
+    "interrupted",
 ]
 
 _JSON = "ragged_format.json"
@@ -178,6 +179,23 @@ def fail(ctx: typer.Context, err: RaggedError) -> typer.Exit:
     text = Text.assemble(("error:", "bold red"), f" {err}")
     _print(_console(stderr=True), text)
     return typer.Exit(1)
+
+
+def interrupted(ctx: typer.Context, err: KeyboardInterrupt) -> typer.Exit:
+    """Say on stderr, and as JSON where that is asked for, that Ctrl-C came; returns exit 130.
+
+    The notes of the exception say what was kept and how to go on.
+    """
+    notes = "; ".join(getattr(err, "__notes__", ()))
+    if ctx.meta.get(_JSON):
+        data = {
+            "command": ctx.invoked_subcommand, "ok": False, "error": "KeyboardInterrupt",
+            "code": None, "what": "interrupted", "remedy": notes or None,
+        }  # fmt: skip
+        _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
+    text = Text.assemble(("interrupted", "bold yellow"), f": {notes}" if notes else "")
+    _print(_console(stderr=True), text)
+    return typer.Exit(130)
 
 
 def heading(text: str) -> Text:

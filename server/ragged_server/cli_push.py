@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -67,10 +68,13 @@ def push(
         verify=True if ca_file is None else ca_file,
     ) as client:  # fmt: skip
         for path in inputs:
-            with out.progress(f"pushing {path}") as advance:
+            with (
+                out.progress(f"pushing {path}") as advance,
+                _noted(total, _Advances(advance)) as told,
+            ):
                 pushed = client.push(
                     path, max_records=max_records, max_bytes=max_bytes, in_flight=in_flight,
-                    progress=_Advances(advance),
+                    progress=told,
                 )  # fmt: skip
             total = total.plus(pushed)
     seconds = time.monotonic() - since
@@ -95,13 +99,26 @@ def push(
     )
 
 
+@contextmanager
+def _noted(before: Pushed, told: _Advances) -> Iterator[_Advances]:
+    """Have an interruption say what has arrived."""
+    try:
+        yield told
+    except KeyboardInterrupt as err:
+        records = format_count(before.records + told.records)
+        err.add_note(
+            f"{records} records are stored; to go on, run the same again: none is stored twice"
+        )
+        raise
+
+
 class _Advances:
     """Turns totals into steps of a progress bar."""
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         self._advance = advance
-        self._records = 0
+        self.records = 0
 
     def __call__(self, pushed: Pushed) -> None:
-        self._advance(pushed.records - self._records)
-        self._records = pushed.records
+        self._advance(pushed.records - self.records)
+        self.records = pushed.records

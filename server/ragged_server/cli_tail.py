@@ -89,11 +89,19 @@ def tail(
         pages = client.tail(start, follow=follow, wait_s=WAIT_S, max_bytes=max_bytes, share=share)
         cursor, records = start, 0
         with _sink_of(output, out) as sink:
-            for page in _until_interrupted(pages) if follow else pages:
-                sink.write(page.batches)
-                cursor, records = page.cursor, records + page.records
-                if cursor_file is not None and not sink.is_held_back:
-                    _save(cursor_file, cursor)
+            try:
+                for page in _until_interrupted(pages) if follow else pages:
+                    sink.write(page.batches)
+                    cursor, records = page.cursor, records + page.records
+                    if cursor_file is not None and not sink.is_held_back:
+                        _save(cursor_file, cursor)
+            except KeyboardInterrupt as err:
+                err.add_note(
+                    f"{output} is not written"
+                    if sink.is_held_back
+                    else f"{format_count(records)} records came; to go on, pass --after {cursor}"
+                )
+                raise
             if not records:
                 page = client.read(start, max_bytes=1, share=share)
                 sink.end_empty(page.schema, url)

@@ -143,6 +143,11 @@ def stdout_stream(target: str) -> Iterator[str]:
 
     with tempfile.TemporaryDirectory(prefix="ragged-") as folder:
         place = str(Path(folder) / "out")
-        yield place
+        try:
+            yield place
+        except KeyboardInterrupt as err:
+            # What the job says of its output is not true of this one.
+            err.__notes__ = ["what is to go to standard output is not kept"]
+            raise
         dataset = Dataset(place)
         write_stream(sys.stdout.buffer, dataset.batches(), dataset.schema)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.errors import WorkerError
-from ragged_pipeline.pool import interpreter_of
+from ragged_pipeline.pool import deaf_to_interrupts, interpreter_of
 
 if TYPE_CHECKING:
     from ragged_pipeline.reports.collect import Part
@@ -90,11 +89,12 @@ class _Worker:
     """One process."""
 
     def __init__(self, source: Any, options: Options) -> None:
-        self._process = subprocess.Popen(  # noqa: S603
-            interpreter_of("ragged_pipeline.reports.processes"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
-        )  # fmt: skip
+        with deaf_to_interrupts():
+            self._process = subprocess.Popen(  # noqa: S603
+                interpreter_of("ragged_pipeline.reports.processes"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+            )  # fmt: skip
         self._setup: Any = (source, options)
 
     def ask(self, part: Part) -> Any:
@@ -134,8 +134,6 @@ def main() -> None:
 
     from ragged_pipeline.reports.collect import gather_part
 
-    # Ctrl-C reaches the whole group; the parent decides what becomes of the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pa.set_cpu_count(1)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
