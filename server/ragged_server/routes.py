@@ -103,6 +103,7 @@ def status(request: Request) -> JSONResponse:
     if context.is_open:
         store = context.store.status().to_dict()
     names = [name for name in type(settings).model_fields if name.startswith("max_")]
+    names += ["header_timeout_s", "body_idle_timeout_s", "body_timeout_s", "send_timeout_s"]
     return JSONResponse(
         {
             "server": {**context.to_dict(), "version": rf.__version__},

@@ -138,6 +138,8 @@ def test_status_and_metrics_agree_with_what_was_stored(tmp_path):
         assert (status["store"]["records"], status["store"]["duplicates"]) == (2, 1)
         assert status["server"]["not_ready"] is None
         assert status["limits"]["max_request_bytes"] == 64 << 20
+        assert status["limits"]["header_timeout_s"] == 10
+        assert status["limits"]["body_timeout_s"] == 600
         lines = c.get("/metrics").text.splitlines()
         values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         assert float(values["ragged_log_records"]) == 2
