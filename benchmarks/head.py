@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ TILE = 4_096, 32_768
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs of one head, on the CPU."""
+    """Inputs of one head; `host_counts` are the counts on the host, where those are elsewhere."""
 
     hidden: Tensor
     weight: Tensor
@@ -46,10 +46,34 @@ class Case:
     target_ids: Tensor
     candidate_ids: Tensor
     candidate_counts: Tensor
+    host_counts: Tensor | None = None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Case:
+        """Return the case on a device, hidden states and weight as leaves of a dtype."""
+        hidden, weight = (
+            part.detach().to(device, dtype).requires_grad_() for part in (self.hidden, self.weight)
+        )
+        return Case(
+            hidden, weight, self.pred_index.to(device), self.target_ids.to(device),
+            self.candidate_ids.to(device), self.candidate_counts.to(device), self._host(),
+        )  # fmt: skip
+
+    def without_sets(self) -> Case:
+        """Return the same targets over the full vocabulary."""
+        return replace(
+            self, candidate_ids=self.candidate_ids[:0], host_counts=torch.zeros_like(self._host()),
+            candidate_counts=torch.zeros_like(self.candidate_counts),
+        )  # fmt: skip
+
+    def _host(self) -> Tensor:
+        return self.candidate_counts if self.host_counts is None else self.host_counts
 
     def loss(self, log_probs: Tensor) -> Tensor:
         """Return a loss whose gradient is not constant over targets."""
-        return (log_probs * torch.linspace(0.5, 1.5, len(log_probs), dtype=log_probs.dtype)).sum()
+        slopes = torch.linspace(
+            0.5, 1.5, len(log_probs), dtype=log_probs.dtype, device=log_probs.device
+        )
+        return (log_probs * slopes).sum()
 
 
 def heavy_tail(
@@ -85,11 +109,13 @@ def ours(
     case: Case,
     chunk_elements: int = CHUNK_ELEMENTS,
     kernel: Literal["auto", "gather", "triton"] = "auto",
+    on_outside: Literal["error", "flag"] = "error",
 ) -> Tensor:
     """Return the log-probs by this package's head."""
     return support_log_probs(
         case.hidden, case.weight, case.pred_index, case.target_ids, case.candidate_ids,
         case.candidate_counts, chunk_elements=chunk_elements, kernel=kernel,
+        on_outside=on_outside, host_counts=case.host_counts,
     )[0]  # fmt: skip
 
 
