@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ragged_server.direct import RECEIVE_INTO, ReceiveInto
+from ragged_server.direct import TAKE_BODY, BodyReceiver, TakeBody
 from ragged_server.http_errors import BadRequestError, SlowRequestError
 from ragged_server.limits import Budget, Reservation, too_large
 
@@ -80,7 +80,7 @@ def reserve_body(headers: Headers, settings: ServerSettings, budget: Budget) -> 
 
 async def read_body(
     scope: Scope, receive: Receive, size: int, settings: ServerSettings
-) -> bytearray:
+) -> bytes | bytearray:
     """Return the whole body of a request.
 
     Parameters
@@ -101,10 +101,10 @@ async def read_body(
     ClientGoneError
         The client went away.
     """
-    receive_into = scope.get(RECEIVE_INTO)
+    take_body = scope.get(TAKE_BODY)
     framing = {name for name, _ in scope["headers"]} & {b"content-length", b"transfer-encoding"}
-    if receive_into is not None and framing == {b"content-length"}:
-        return await _read_directly(receive_into, size, settings)
+    if take_body is not None and framing == {b"content-length"}:
+        return await _read_directly(take_body, size, settings)
     out = bytearray()
     loop = asyncio.get_running_loop()
     idle = settings.body_idle_timeout_s
@@ -126,11 +126,12 @@ async def read_body(
 
 
 async def _read_directly(
-    receive_into: ReceiveInto, size: int, settings: ServerSettings
-) -> bytearray:
-    """Return the body, written by the kernel into memory of its size."""
-    out = bytearray(size)
-    receiver = receive_into(out)
+    take_body: TakeBody, size: int, settings: ServerSettings
+) -> bytes | bytearray:
+    """Return the body: as it came with its header, or written by the kernel into its memory."""
+    receiver = take_body(size)
+    if not isinstance(receiver, BodyReceiver):
+        return receiver
     loop = asyncio.get_running_loop()
     end = loop.time() + settings.body_timeout_s
     while not receiver.done.done():
@@ -142,7 +143,7 @@ async def _read_directly(
             raise _slow(settings, receiver.filled, is_late=is_late)
     if not receiver.done.result():
         raise ClientGoneError
-    return out
+    return receiver.buffer
 
 
 def _slow(settings: ServerSettings, got: int, *, is_late: bool) -> SlowRequestError:

@@ -1,8 +1,9 @@
 """Bodies straight from the socket into the memory that was reserved for them.
 
 uvicorn copies a body four times on its way to the application, on the event loop. Where the length
-of a body is known, its route may take it from the connection itself: for as long as the body lasts,
-another protocol has the transport and lets the kernel write into the request's memory.
+of a body is known, its route may take it from the connection itself: at once if it came with its
+header, and else another protocol has the transport for as long as the body lasts, and lets the
+kernel write into the request's memory.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["RECEIVE_INTO", "BodyReceiver", "ReceiveInto"]
+__all__ = ["TAKE_BODY", "BodyReceiver", "TakeBody"]
 
-# Key of the scope: a function that fills a buffer with the whole body.
-RECEIVE_INTO = "ragged.receive_into"
+# Key of the scope: a function that returns the whole body, or what receives it.
+TAKE_BODY = "ragged.take_body"
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
@@ -30,12 +31,13 @@ class BodyReceiver(asyncio.BufferedProtocol):
     transport : asyncio.Transport
     buffer : bytearray
     filled : int
-        Bytes of the buffer that are there already.
+        Bytes of the buffer that are there already, fewer than all.
     when_full : callable
         Called when the connection is the owner's again.
 
     Attributes
     ----------
+    buffer : bytearray
     done : Future of bool
         True when the buffer is full, False if the connection ended before.
     filled : int
@@ -50,6 +52,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         when_full: Callable[[], None],
     ) -> None:
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.buffer = buffer
         self.filled = filled
         self._size = len(buffer)
         self._view = memoryview(buffer)
@@ -58,10 +61,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._when_full = when_full
 
     def start(self) -> None:
-        """Take the connection, unless the buffer is full."""
-        if self.filled >= self._size:
-            self._end(is_full=True)
-            return
+        """Take the connection."""
         # Transports choose how they read when reading begins.
         self._owner.flow.pause_reading()
         self._transport.set_protocol(self)
@@ -100,4 +100,4 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self.done.set_result(is_full)
 
 
-ReceiveInto: TypeAlias = Callable[[bytearray], BodyReceiver]
+TakeBody: TypeAlias = Callable[[int], bytes | bytearray | BodyReceiver]

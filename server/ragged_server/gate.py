@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
     from typing import Any
 
+    from prometheus_client import Counter, Histogram
+
     from ragged_server.context import Context
 
 __all__ = ["REFUSED", "REQUEST_ID", "App", "Gate"]
@@ -35,6 +38,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Keys of the scope: the request's id, and the error with which a route of FastAPI answered.
 REQUEST_ID = "ragged.request_id"
 REFUSED = "ragged.refused"
+# Names, not secrets; the system's own source would let other threads in before each request.
+_ids = random.Random(os.urandom(16))  # noqa: S311
 _ID = re.compile(rb"^[A-Za-z0-9._:-]{1,80}$")
 # Asked every few seconds by whoever watches the server: no log lines.
 _PROBES = {"/healthz", "/readyz", "/metrics"}
@@ -42,6 +47,7 @@ _PROBES = {"/healthz", "/readyz", "/metrics"}
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 # Statuses that no client sees: it had gone.
 _GONE = 499
+_MOST_HOSTS = 64
 
 
 class Gate:
@@ -66,6 +72,9 @@ class Gate:
         self._rest = rest
         self._checks_host = not context.keys
         self._hosts = {host.lower() for host in context.settings.allowed_hosts}
+        # Hosts that were found good, as they were sent.
+        self._good_hosts: set[bytes] = set()
+        self._figures: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -128,6 +137,8 @@ class Gate:
     def _check_host(self, scope: Scope) -> None:
         """Refuse names of others: a web page may point its own name at this machine."""
         text = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        if text in self._good_hosts:
+            return
         host = text.decode("latin-1").lower()
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         name = name.strip("[]")
@@ -137,13 +148,22 @@ class Gate:
                 expected="localhost, a loopback address, or one of allowed_hosts",
                 got=host[:100] or "no Host", remedy="set allowed_hosts, or give the server keys",
             )  # fmt: skip
+        if len(self._good_hosts) < _MOST_HOSTS:
+            self._good_hosts.add(text)
 
     def _record(self, exchange: _Exchange, error: RaggedError | None) -> None:
         metrics = self.context.metrics
         scope, seconds = exchange.scope, time.perf_counter() - exchange.begin
-        route, method = _route(scope), _method(scope)
-        metrics.requests.labels(route, method, str(exchange.status)).inc()
-        metrics.seconds.labels(route, method).observe(seconds)
+        labels = (_route(scope), _method(scope), exchange.status)
+        figures = self._figures.get(labels)
+        if figures is None:
+            route, method, status = labels
+            figures = self._figures[labels] = (
+                metrics.requests.labels(route, method, str(status)),
+                metrics.seconds.labels(route, method),
+            )
+        figures[0].inc()
+        figures[1].observe(seconds)
         if error is not None:
             metrics.refused.labels(error.code).inc()
         wanted = self.context.settings.log_requests
@@ -191,7 +211,7 @@ def _request_id(scope: Scope) -> str:
         if name == b"x-request-id" and _ID.match(value):
             text: str = value.decode("ascii")
             return text
-    return os.urandom(8).hex()
+    return f"{_ids.getrandbits(64):016x}"
 
 
 _ROUTES = {

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragged_format.errors import RaggedError
 from ragged_server.body import Receive, Scope, Send
-from ragged_server.direct import RECEIVE_INTO, BodyReceiver
+from ragged_server.direct import TAKE_BODY, BodyReceiver
 from ragged_server.http_errors import (
     BadRequestError,
     BusyError,
@@ -91,6 +91,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._feed(data)
         if self.transport.is_closing() or self._is_refused:
             return
+        if self._is_reading_header and self._timer is None:
+            self._start_header_timer()  # most headers come whole, and need none
         if self._overhead > self.limits.max_header_bytes:
             if self._is_reading_header:
                 self._refuse(self._header_too_large(f"> {self.limits.max_header_bytes} bytes"))
@@ -141,16 +143,20 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_reading_header = True
         self._overhead = 0
-        self._start_header_timer()
+        self._stop_timer()
 
-    def _receive_into(self, cycle: Any, buffer: bytearray) -> BodyReceiver:
-        """Fill a buffer of the body's size with a body; see :mod:`ragged_server.direct`."""
-        filled = len(cycle.body)
-        buffer[:filled] = cycle.body
-        cycle.body = bytearray()
+    def _take_body(self, cycle: Any, size: int) -> bytes | bytearray | BodyReceiver:
+        """Return a body of this size, or what receives it; see :mod:`ragged_server.direct`."""
+        came: bytes | bytearray = cycle.body
+        filled = len(came)
+        cycle.body = b""
         if cycle.waiting_for_100_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
+        if filled >= size:
+            return came
+        buffer = bytearray(size)
+        buffer[:filled] = came
         receiver = BodyReceiver(self, self.transport, buffer, filled, self._body_is_there)
         receiver.start()
         return receiver
@@ -180,8 +186,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         if error is None:
             super().on_headers_complete()
             # Of this request: others may begin before its route asks for the body.
-            receive_into = partial(self._receive_into, self.cycle)
-            self.scope[RECEIVE_INTO] = receive_into  # type: ignore[literal-required]
+            take_body = partial(self._take_body, self.cycle)
+            self.scope[TAKE_BODY] = take_body  # type: ignore[literal-required]
             return
         app, self.app = self.app, _Refusal(error)
         try:
@@ -191,6 +197,12 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
+        cycle: Any = self.cycle
+        if not (cycle.body or cycle.response_complete):
+            # The first piece, most often the only one, is kept as it is: no copy.
+            cycle.body, body = body, b""
+        elif type(cycle.body) is bytes:
+            cycle.body = bytearray(cycle.body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -83,6 +83,9 @@ class Parameters:
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
 
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
     def text(self, name: str) -> str | None:
         """Return a parameter, ``None`` if it is absent."""
         return self._values.get(name)
