@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,9 +17,26 @@ from ragged_server.errors import ClosedStoreError, ConflictError, QueueFullError
 from ragged_server.index import IdIndex
 from ragged_server.ledger import Ledger, require_fingerprint
 from ragged_server.prepare import subset
-from ragged_server.records import Appended, AppendRequest, Bytes, StoreSettings
+from ragged_server.records import Appended, AppendRequest, Bytes, StoreSettings, Tell
 
-__all__ = ["Group", "Waiting", "closed_store", "queue_full"]
+_log = logging.getLogger("ragged_server.store")
+
+__all__ = ["Group", "Waiting", "closed_store", "future_of_answer", "queue_full"]
+
+
+def future_of_answer() -> tuple[Future[Appended], Tell]:
+    """Return a future, and what resolves it when it is told an answer."""
+    future: Future[Appended] = Future()
+    # Nobody may take back what the writer has in hand.
+    future.set_running_or_notify_cancel()
+
+    def tell(appended: Appended | None, error: BaseException | None) -> None:
+        if error is not None:
+            future.set_exception(error)
+        elif appended is not None:
+            future.set_result(appended)
+
+    return future, tell
 
 
 @dataclass(slots=True)
@@ -28,13 +46,31 @@ class Waiting:
     Attributes
     ----------
     request : AppendRequest
-    future : Future of Appended
+    tell : callable
+        See :meth:`ragged_server.store.Store.append_all`.
     nbytes : int
+    is_told : bool
     """
 
     request: AppendRequest
-    future: Future[Appended]
+    tell: Tell
     nbytes: int
+    is_told: bool = False
+
+    def succeed(self, appended: Appended) -> None:
+        """Tell the answer."""
+        self._tell(appended, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell why there is none."""
+        self._tell(None, error)
+
+    def _tell(self, appended: Appended | None, error: BaseException | None) -> None:
+        self.is_told = True
+        try:
+            self.tell(appended, error)
+        except Exception:  # noqa: BLE001 - it must not stop the writer
+            _log.exception("nobody could be told of a request")
 
 
 def queue_full(settings: StoreSettings, requests: int, nbytes: int) -> QueueFullError:
@@ -212,7 +248,7 @@ class Group:
     def succeed(self, cursor_of: Callable[[int], str], end: int) -> None:
         """Resolve the requests, with all that they depend on durable; `end` is the log's end."""
         for waiting, error, _ in self._refused:
-            waiting.future.set_exception(error)
+            waiting.fail(error)
         for outcome in self._outcomes:
             at = outcome.first_sequence + outcome.stored
             if not outcome.stored and not outcome.replayed:
@@ -221,13 +257,13 @@ class Group:
                 outcome.first_sequence, outcome.stored, outcome.duplicates, cursor_of(at),
                 outcome.replayed,
             )  # fmt: skip
-            outcome.waiting.future.set_result(answer)
+            outcome.waiting.succeed(answer)
 
     def fail(self, error: RaggedError, cursor_of: Callable[[int], str], end: int) -> None:
         """Refuse the requests that depend on what was not made durable; resolve the others."""
         for outcome in self._outcomes:
             if outcome.depends:
-                outcome.waiting.future.set_exception(error)
+                outcome.waiting.fail(error)
         self._outcomes = [outcome for outcome in self._outcomes if not outcome.depends]
         self._refused = [
             (waiting, error if depends else own, False) for waiting, own, depends in self._refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,13 +17,11 @@ from ragged_server.metrics import Metrics
 from ragged_server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import pyarrow as pa
 
-    from ragged_server.records import Appended, AppendRequest, Page, StoreStatus
+    from ragged_server.records import AppendRequest, Page, StoreStatus, Tell
 
-__all__ = ["AnyStore", "Context", "Wakeups"]
+__all__ = ["AnyStore", "Context", "Mailbox", "Wakeups"]
 
 
 class AnyStore(Protocol):
@@ -33,8 +32,8 @@ class AnyStore(Protocol):
         """Schema of the log; ``None`` before the first request."""
         ...
 
-    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
-        """Store requests, each by itself; a future resolves when its request is durable."""
+    def append_all(self, requests: Sequence[AppendRequest], tells: Sequence[Tell]) -> None:
+        """Store requests, each by itself; each is told of when it is durable, or refused."""
         ...
 
     def read(
@@ -98,6 +97,27 @@ class Wakeups:
         future.cancel()
 
 
+class Mailbox:
+    """Calls on the event loop that other threads ask for; many of them wake it once."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_told = False
+
+    def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        """Have something called; from any thread. Nothing happens when the loop is closed."""
+        self._calls.append(call)
+        if not self._is_told and not loop.is_closed():
+            self._is_told = True
+            loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        # First, so that what is put from now on tells again.
+        self._is_told = False
+        while self._calls:
+            self._calls.popleft()()
+
+
 class Context:
     """State of one application.
 
@@ -114,6 +134,7 @@ class Context:
         self.budget = Budget(settings.max_in_flight_bytes)
         self.metrics = Metrics()
         self.wakeups = Wakeups()
+        self.answers = Mailbox()
         self.decoders = Decoders(settings)
         # Reads may block on the disk, so that they have threads of their own.
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="read")

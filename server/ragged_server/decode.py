@@ -45,7 +45,7 @@ class Body:
 
     Attributes
     ----------
-    data : bytearray
+    data : bytes or bytearray
     form : {"arrow", "json", "ndjson"}
     is_compressed : bool
         Whether it is zstd frames.
@@ -55,7 +55,7 @@ class Body:
         Further arguments of the adapter.
     """
 
-    data: bytearray
+    data: bytes | bytearray
     form: Form
     is_compressed: bool = False
     source: str = ""
@@ -136,7 +136,9 @@ def decode(
 class _Decompressed:
     """The content of zstd frames; counts it against the limit and the budget as it comes."""
 
-    def __init__(self, data: bytearray, limit: int, name: str, reservation: Reservation) -> None:
+    def __init__(
+        self, data: bytes | bytearray, limit: int, name: str, reservation: Reservation
+    ) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         self._reader = decompressor.stream_reader(io.BytesIO(data), read_across_frames=True)
         self._limit = limit

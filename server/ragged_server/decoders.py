@@ -7,6 +7,7 @@ If anything is wrong with any of them, each is validated by itself, and has its 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,19 +21,17 @@ from ragged_server.logs import log
 from ragged_server.prepare import Incoming, prepare, prepare_together
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from ragged_server.context import AnyStore
     from ragged_server.limits import Reservation
-    from ragged_server.records import Appended, AppendRequest
+    from ragged_server.records import Appended, AppendRequest, Tell
     from ragged_server.settings import ServerSettings
 
 __all__ = ["Decoders", "Job"]
 
 # Bodies that are validated together: so many at most, each and all together at most so large.
-TOGETHER = 16
+TOGETHER = 32
 SMALL_BYTES = 256 << 10
-TOGETHER_BYTES = 1 << 20
+TOGETHER_BYTES = 2 << 20
 
 
 # A request or why there is none, and the report of a conversion.
@@ -74,7 +73,12 @@ class Decoders:
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._waiting: deque[Job] = deque()
+        # Small and large ones, each with its number. One thread at a time has small ones: several
+        # would take turns, since steps of little data keep the interpreter, and make groups small.
+        self._small: deque[tuple[int, Job]] = deque()
+        self._large: deque[tuple[int, Job]] = deque()
+        self._numbers = itertools.count()
+        self._has_small = False
         self._changed = threading.Condition()
         self._is_open = True
         self._threads = [
@@ -86,58 +90,77 @@ class Decoders:
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
+        if _is_small(job):
+            self._small.append((next(self._numbers), job))
+            if self._has_small:
+                return  # the thread that has small ones looks for more before it sleeps
+        else:
+            self._large.append((next(self._numbers), job))
         with self._changed:
-            self._waiting.append(job)
             self._changed.notify()
 
     def close(self) -> None:
         """Let the threads end; what waits is dropped."""
         with self._changed:
             self._is_open = False
-            self._waiting.clear()
+            self._small.clear()
+            self._large.clear()
             self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._is_open and not self._waiting:
+                while self._is_open and not self._can_take():
                     self._changed.wait()
                 if not self._is_open:
                     return
-                jobs = self._take()
-            refused = self._work(jobs)
-            # Bodies must not stay until the next job, nor longer than their reservation.
-            del jobs
-            while refused:
-                refused.pop()()
+                jobs, are_small = self._take()
+            try:
+                refused = self._work(jobs)
+                # Bodies must not stay until the next job, nor longer than their reservation.
+                del jobs
+                while refused:
+                    refused.pop()()
+            finally:
+                if are_small:
+                    self._has_small = False
 
-    def _take(self) -> list[Job]:
-        jobs = [self._waiting.popleft()]
-        size = len(jobs[0].body.data)
-        if not _is_small(jobs[0]):
-            return jobs
-        # All that waits, though other threads may be idle: they would take turns with this one.
-        while self._waiting and len(jobs) < TOGETHER and _is_small(self._waiting[0]):
-            size += len(self._waiting[0].body.data)
-            if size > TOGETHER_BYTES:
-                break
-            jobs.append(self._waiting.popleft())
-        return jobs
+    def _can_take(self) -> bool:
+        return bool(self._large or (self._small and not self._has_small))
+
+    def _take(self) -> tuple[list[Job], bool]:
+        """Return what has waited longest, and whether it is small; then all small ones with it."""
+        takes_small = bool(self._small) and not self._has_small
+        if takes_small and self._large:
+            takes_small = self._small[0][0] < self._large[0][0]
+        if not takes_small:
+            jobs = [self._large.popleft()[1]]
+        else:
+            self._has_small = True
+            jobs = [self._small.popleft()[1]]
+            size = len(jobs[0].body.data)
+            while self._small and len(jobs) < TOGETHER:
+                size += len(self._small[0][1].body.data)
+                if size > TOGETHER_BYTES:
+                    break
+                jobs.append(self._small.popleft()[1])
+        if self._can_take():
+            self._changed.notify()
+        return jobs, takes_small
 
     def _work(self, jobs: Sequence[Job]) -> list[Callable[[], None]]:
         """Hand requests over to the store; return what tells of those that are refused."""
         refused: list[Callable[[], None]] = []
-        accepted: list[tuple[_Finish, AppendRequest]] = []
+        accepted: list[tuple[Tell, AppendRequest]] = []
         for job, (found, report) in zip(jobs, self._requests(jobs), strict=True):
             if isinstance(found, BaseException):
                 refused.append(partial(job.on_stored, None, found, None))
             else:
-                accepted.append((_Finish(job, report), found))
+                accepted.append((partial(_tell, job.on_stored, report), found))
         if accepted:
             # All at once: one commit takes them.
-            pending = jobs[0].store.append_all([request for _, request in accepted])
-            for (finish, _), future in zip(accepted, pending, strict=True):
-                future.add_done_callback(finish)
+            tells, requests = zip(*accepted, strict=True)
+            jobs[0].store.append_all(requests, tells)
         return refused
 
     def _requests(self, jobs: Sequence[Job]) -> Sequence[_Outcome]:
@@ -180,17 +203,13 @@ class Decoders:
         return _prepared(job, found)
 
 
-class _Finish:
-    """Passes on what became of an append."""
-
-    def __init__(self, job: Job, report: dict[str, Any] | None) -> None:
-        self._on_stored = job.on_stored
-        self._report = report
-
-    def __call__(self, pending: Future[Appended]) -> None:
-        error = pending.exception()
-        appended = None if error is not None else pending.result()
-        self._on_stored(appended, error, self._report)
+def _tell(
+    on_stored: Callable[..., None],
+    report: dict[str, Any] | None,
+    appended: Appended | None,
+    error: BaseException | None,
+) -> None:
+    on_stored(appended, error, report)
 
 
 def _is_small(job: Job) -> bool:

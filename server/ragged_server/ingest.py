@@ -7,6 +7,7 @@ runs in threads: decoding, validation, digests; the event loop moves bytes only.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.adapters.registry import JSON_SUFFIXES, all_adapters
@@ -110,6 +111,8 @@ class Ingest:
     def _source(self, form: Form, parameters: Parameters) -> tuple[str, dict[str, Any]]:
         source = parameters.text("source")
         if form == "arrow":
+            if not parameters:
+                return "", {}
             given = [name for name in ("source", "vocab_size", *_OPTIONS) if parameters.text(name)]
             if given:
                 raise BadRequestError(
@@ -153,8 +156,7 @@ async def _stored(
             done.set_result((appended, report))
 
     def on_stored(*outcome: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, *outcome)
+        context.answers.put(loop, partial(tell, *outcome))
 
     account = None if key is None else key.name
     context.decoders.submit(Job(body, reservation, store, account, idempotency_key, on_stored))

@@ -33,6 +33,7 @@ __all__ = [
     "NO_VERSION",
     "Incoming",
     "id_digests",
+    "newest_version",
     "policy_versions",
     "prepare",
     "prepare_together",
@@ -271,6 +272,14 @@ def policy_versions(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         column = column.fill_null(NO_VERSION)
     out = column.to_numpy(zero_copy_only=True)
     return out
+
+
+def newest_version(before: int | None, requests: Sequence[AppendRequest]) -> int | None:
+    """Return the newest policy_version of some requests and of what was there before."""
+    none = NO_VERSION if before is None else before
+    versions = np.concatenate([[none], *(request.policy_versions for request in requests)])
+    newest = int(versions.max())
+    return None if newest == NO_VERSION else newest
 
 
 def _content_digests(part: _Part, known: KnownSchema) -> Bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ __all__ = [
     "Statistics",
     "StoreSettings",
     "StoreStatus",
+    "Tell",
 ]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -119,6 +120,10 @@ class Appended:
     duplicates: int
     cursor: str
     replayed: bool
+
+
+# Told once of each request, from any thread: the answer or None, the error or None.
+Tell: TypeAlias = Callable[[Appended | None, BaseException | None], None]
 
 
 @dataclass(frozen=True, slots=True)

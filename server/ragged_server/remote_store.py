@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,9 +26,10 @@ import pyarrow as pa
 
 from ragged_format.errors import Where
 from ragged_format.known_schemas import known_schema, read_schema_message
+from ragged_server.admission import future_of_answer
 from ragged_server.cursors import decode_cursor
 from ragged_server.errors import StorageFailedError
-from ragged_server.records import Appended, AppendRequest, Page, Recovery, StoreStatus
+from ragged_server.records import Appended, AppendRequest, Page, Recovery, StoreStatus, Tell
 from ragged_server.remote_protocol import (
     Head,
     error_from_json,
@@ -48,6 +50,11 @@ __all__ = ["RemoteStore", "StoreServer"]
 _log = logging.getLogger("ragged_server.remote_store")
 # Reads of all workers that run at a time.
 READERS = 8
+
+
+def _tell(tell: Tell, call: Future[tuple[Head, pa.Buffer]]) -> None:
+    error = call.exception()
+    tell(None if error is not None else Appended(**call.result()[0]), error)
 
 
 class StoreServer:
@@ -315,23 +322,15 @@ class RemoteStore:
 
     def append(self, request: AppendRequest) -> Future[Appended]:
         """Queue a request; see :meth:`Store.append`. All errors are the future's."""
-        out: Future[Appended] = Future()
-        out.set_running_or_notify_cancel()
+        future, tell = future_of_answer()
+        self.append_all([request], [tell])
+        return future
 
-        def done(call: Future[tuple[Head, pa.Buffer]]) -> None:
-            error = call.exception()
-            if error is not None:
-                out.set_exception(error)
-            else:
-                out.set_result(Appended(**call.result()[0]))
-
-        head, body = request_to_frame(request)
-        self._call(head, body).add_done_callback(done)
-        return out
-
-    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
+    def append_all(self, requests: Sequence[AppendRequest], tells: Sequence[Tell]) -> None:
         """Queue requests, each by itself; see :meth:`Store.append_all`."""
-        return [self.append(request) for request in requests]
+        for request, tell in zip(requests, tells, strict=True):
+            head, body = request_to_frame(request)
+            self._call(head, body).add_done_callback(partial(_tell, tell))
 
     def read(
         self,

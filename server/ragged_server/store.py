@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ragged_format.errors import RaggedError
 from ragged_format.known_schemas import KnownSchema
-from ragged_server.admission import Group, Waiting, closed_store, queue_full
+from ragged_server.admission import Group, Waiting, closed_store, future_of_answer, queue_full
 from ragged_server.counters import Counters
 from ragged_server.cursors import decode_cursor, encode_cursor
 from ragged_server.errors import (
@@ -35,7 +35,7 @@ from ragged_server.file_layer import FileLayer, RealFiles
 from ragged_server.index import IdIndex, Table
 from ragged_server.ledger import Ledger
 from ragged_server.log import Log
-from ragged_server.prepare import NO_VERSION
+from ragged_server.prepare import newest_version
 from ragged_server.reading import read_page
 from ragged_server.records import (
     Appended,
@@ -44,6 +44,7 @@ from ragged_server.records import (
     Recovery,
     StoreSettings,
     StoreStatus,
+    Tell,
 )
 from ragged_server.recovery import DirectoryLock, recover, unwritable
 from ragged_server.share import check_share
@@ -188,24 +189,29 @@ class Store:
         ClosedStoreError
             The store is not open.
         """
-        (future,) = self.append_all([request])
+        future, tell = future_of_answer()
+        self.append_all([request], [tell])
         if future.done() and isinstance(
             error := future.exception(), QueueFullError | ClosedStoreError
         ):
             raise error
         return future
 
-    def append_all(self, requests: Sequence[AppendRequest]) -> list[Future[Appended]]:
+    def append_all(self, requests: Sequence[AppendRequest], tells: Sequence[Tell]) -> None:
         """Queue requests, each by itself, in a way that one commit can take them all.
 
-        See :meth:`append`; all errors are the futures'.
+        Parameters
+        ----------
+        requests : sequence of AppendRequest
+        tells : sequence of callable
+            For each request, what is called once with the answer and None, or with None and one of
+            the errors of :meth:`append`: by the writer's thread, or before this returns. It must
+            not wait for anything.
         """
-        entries = []
-        for request in requests:
-            future: Future[Appended] = Future()
-            # Nobody may take back what the writer has in hand.
-            future.set_running_or_notify_cancel()
-            entries.append(Waiting(request, future, request.nbytes))
+        entries = [
+            Waiting(request, tell, request.nbytes)
+            for request, tell in zip(requests, tells, strict=True)
+        ]
         refused: list[tuple[Waiting, RaggedError]] = []
         with self._changed:
             for entry in entries:
@@ -217,8 +223,7 @@ class Store:
                 self._queue_bytes += entry.nbytes
             self._changed.notify()
         for entry, error in refused:
-            entry.future.set_exception(error)
-        return [entry.future for entry in entries]
+            entry.fail(error)
 
     def _why_refused(self, entry: Waiting) -> RaggedError | None:
         settings = self.settings
@@ -412,6 +417,7 @@ class Store:
                     self._fail_all(waiting, err)
                 with self._changed:
                     self._busy = []
+                waiting = []  # bodies must not stay until the next group
             else:
                 self._roll()
                 if self._failure is not None and self._log.probe():
@@ -436,12 +442,7 @@ class Store:
         if group.is_empty or group.known is None:
             group.succeed(self._cursor, log.end_sequence)
             return
-        newest = log.policy_version
-        for request in group.requests:
-            if len(versions := request.policy_versions):
-                top = int(versions.max())
-                if top != NO_VERSION and (newest is None or top > newest):
-                    newest = top
+        newest = newest_version(log.policy_version, group.requests)
         try:
             commit = log.append(group.known, group.requests, group.keys, group.accounts, newest)
         except (StorageFullError, StorageFailedError) as err:
@@ -479,8 +480,8 @@ class Store:
         self._failure = str(failure)
         _log.error("the writer failed", exc_info=err)
         for entry in waiting:
-            if not entry.future.done():
-                entry.future.set_exception(failure)
+            if not entry.is_told:
+                entry.fail(failure)
 
     def _roll(self) -> None:
         segment = self._log.open_segment

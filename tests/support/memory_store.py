@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 from ragged_server.cursors import decode_cursor, encode_cursor
 from ragged_server.errors import ConflictError
@@ -36,8 +37,14 @@ class MemoryStore:
         self.finish(future, request)
         return future
 
-    def append_all(self, requests):
-        return [self.append(request) for request in requests]
+    def append_all(self, requests, tells):
+        for request, tell in zip(requests, tells, strict=True):
+            self.append(request).add_done_callback(partial(self.told, tell))
+
+    @staticmethod
+    def told(tell, future):
+        error = future.exception()
+        tell(None if error is not None else future.result(), error)
 
     def release(self):
         self.hold = False
