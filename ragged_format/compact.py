@@ -266,6 +266,7 @@ class _Decoder:
         self._rows = 0
         self._values: dict[str, Values] = {}
         self._offsets: dict[str, Int64] = {}
+        self._lengths: dict[str, Int64] = {}
 
     def records(self, rows: int) -> pa.RecordBatch:
         data = pa.py_buffer(_stored(self._encoded, RECORDS))
@@ -307,7 +308,7 @@ class _Decoder:
             return decode_sets(stored, order, self._counts(column.axis), self._sampled, dtype)
         if transform == "positions":
             return decode_positions(
-                stored.array(), self._counts(column.axis), self._named(f"{axis}_ids"),
+                stored, self._counts(column.axis), self._named(f"{axis}_ids"),
                 self._counts(axis), dtype,
             )  # fmt: skip
         if transform == "shared":
@@ -324,7 +325,11 @@ class _Decoder:
         return self.values(self._schema[name])
 
     def _counts(self, axis: str) -> Int64:
-        return self._named(str(self._schema.axes[axis].counts)).astype(np.int64)
+        known = self._lengths.get(axis)
+        if known is None:
+            known = self._named(str(self._schema.axes[axis].counts)).astype(np.int64)
+            self._lengths[axis] = known
+        return known
 
     def _order(self, name: str) -> Int64:
         block = self._blocks[f"order:{name}"]
@@ -361,9 +366,8 @@ class _Decoder:
                     )  # fmt: skip
                 known = offsets_of(Planes(self._blocks[name], _stored(self._encoded, name)).array())
             else:
-                column = self._schema[counts]
-                inner = offsets_of(self.values(column).astype(np.int64))
-                known = inner[self.offsets(column.axis)]
+                outer = self.offsets(self._schema[counts].axis)
+                known = offsets_of(self._counts(axis))[outer]
             self._offsets[axis] = known
         return known
 

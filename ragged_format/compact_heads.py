@@ -7,7 +7,8 @@ the token is in it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,14 @@ import numpy.typing as npt
 from ragged_format.errors import CorruptError
 from ragged_format.lists import Int64, offsets_of
 
+if TYPE_CHECKING:
+    from ragged_format.compact_planes import Planes
+
 __all__ = ["decode_positions", "decode_shared", "encode_positions", "encode_shared"]
 
 Array = npt.NDArray[Any]
+# Entries of heads, and targets, that are decoded at a time.
+PART = 1 << 16
 
 
 def encode_positions(
@@ -63,7 +69,11 @@ def encode_positions(
 
 
 def decode_positions(
-    stored: Array, counts: Int64, members: Array, member_counts: Int64, dtype: npt.DTypeLike
+    stored: Array | Planes,
+    counts: Int64,
+    members: Array,
+    member_counts: Int64,
+    dtype: npt.DTypeLike,
 ) -> Array:
     """Return the ids of heads, (H,) of `dtype`; the inverse of :func:`encode_positions`.
 
@@ -72,17 +82,24 @@ def decode_positions(
     CorruptError
         Sizes contradict each other (``RF-C001``).
     """
-    _check_sizes(stored, counts, members, member_counts)
-    owned = np.repeat(member_counts, counts)
-    start = np.repeat(offsets_of(member_counts)[:-1], counts)
-    value = stored.astype(np.int64)
-    is_member = value < owned
-    if is_member.all():
-        start += value
-        out: Array = members[start].astype(dtype, copy=False)
-        return out
-    out = (value - owned).astype(dtype)
-    out[is_member] = members[(start + value)[is_member]]
+    bounds, starts = offsets_of(counts), offsets_of(member_counts)
+    _check_sizes(len(stored), bounds, len(members), starts)
+    out = np.empty(len(stored), dtype)
+    for first, last in _parts(bounds):
+        heads = slice(bounds[first], bounds[last])
+        # Repeated once: counts that differ are hard to predict for a processor.
+        owner = np.repeat(np.arange(first, last), counts[first:last])
+        value = stored[heads].astype(np.int64)
+        owned = member_counts.take(owner)
+        place = starts.take(owner)
+        is_member = value < owned
+        place += value
+        if is_member.all():
+            out[heads] = members.take(place)
+        else:
+            value -= owned
+            value[is_member] = members[place[is_member]]
+            out[heads] = value
     return out
 
 
@@ -129,33 +146,55 @@ def decode_shared(
     CorruptError
         Sizes contradict each other (``RF-C001``).
     """
-    _check_sizes(ids, counts, log_probs, counts)
-    target, entry = _holders(sampled, counts, ids)
-    if len(sampled) != len(counts) or len(stored) + len(target) != len(counts):
+    bounds = offsets_of(counts)
+    _check_sizes(len(ids), bounds, len(log_probs), bounds)
+    if len(sampled) != len(counts):
         raise CorruptError(
-            "log-probs have not the size that the heads leave",
-            expected=len(counts) - len(target), got=len(stored),
-        )  # fmt: skip
+            "heads are not as many as targets", expected=len(sampled), got=len(counts)
+        )
     out = np.empty(len(counts), log_probs.dtype)
-    rest = np.ones(len(counts), bool)
-    rest[target] = False
-    out[target] = log_probs[entry]
-    out[rest] = stored
+    used = 0
+    for first, last in _parts(bounds):
+        heads = slice(bounds[first], bounds[last])
+        target, entry = _holders(sampled[first:last], counts[first:last], ids[heads])
+        part = out[first:last]
+        is_rest = np.ones(len(part), bool)
+        is_rest[target] = False
+        part[target] = log_probs[heads][entry]
+        rest = stored[used : used + len(part) - len(target)]
+        used += len(part) - len(target)
+        if used <= len(stored):
+            part[is_rest] = rest
+    if used != len(stored):
+        raise CorruptError(
+            "log-probs have not the size that the heads leave", expected=used, got=len(stored)
+        )
     return out
 
 
 def _holders(sampled: Array, counts: Int64, ids: Array) -> tuple[Int64, Int64]:
     """Return the targets whose head holds their token, and where it stands first."""
-    entry = np.flatnonzero(ids == np.repeat(sampled, counts))
-    target = np.repeat(np.arange(len(counts)), counts)[entry]
+    owner = np.repeat(np.arange(len(counts)), counts)
+    entry = np.flatnonzero(ids == sampled.take(owner))
+    target = owner.take(entry)
     first = np.ones(len(target), bool)
     first[1:] = target[1:] != target[:-1]
     return target[first], entry[first]
 
 
-def _check_sizes(a: Array, a_counts: Int64, b: Array, b_counts: Int64) -> None:
-    if len(a_counts) != len(b_counts) or (len(a), len(b)) != (a_counts.sum(), b_counts.sum()):
+def _parts(bounds: Int64) -> Iterator[tuple[int, int]]:
+    """Yield ranges of targets that are worked on at a time: what is in work fits the cache."""
+    first, targets = 0, len(bounds) - 1
+    while first < targets:
+        last = int(np.searchsorted(bounds, bounds[first] + PART, side="right")) - 1
+        last = min(max(last, first + 1), first + PART)
+        yield first, last
+        first = last
+
+
+def _check_sizes(a: int, a_bounds: Int64, b: int, b_bounds: Int64) -> None:
+    if len(a_bounds) != len(b_bounds) or (a, b) != (a_bounds[-1], b_bounds[-1]):
         raise CorruptError(
             "heads have not the size that their counts state",
-            expected=(int(a_counts.sum()), int(b_counts.sum())), got=(len(a), len(b)),
+            expected=(int(a_bounds[-1]), int(b_bounds[-1])), got=(a, b),
         )  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 import ragged_format as rf
 from ragged_format.compact import decode_batch, encode_batch
+from ragged_format.compact_heads import decode_shared
 from ragged_format.compact_planes import Block, Planes, split
 from ragged_format.compact_sets import decode_sets, encode_sets
 from ragged_format.testing import rollouts
@@ -130,3 +131,23 @@ def test_a_batch_of_many_parts_comes_back(monkeypatch):
     batch = rollouts(np.random.default_rng(4), num_samples=9, columns=None)
     schema = rf.parse_schema(batch.schema)
     assert decode_batch(encode_batch(batch, schema), schema).equals(batch)
+
+
+@pytest.mark.parametrize("part", [1, 5, 1 << 16])
+def test_heads_of_many_parts_come_back(part, monkeypatch):
+    monkeypatch.setattr("ragged_format.compact_heads.PART", part)
+    batch = rollouts(np.random.default_rng(4), num_samples=9, columns=None)
+    schema = rf.parse_schema(batch.schema)
+    encoded = encode_batch(batch, schema)
+    blocks = json.loads(encoded["header"][0].as_py())["blocks"]
+    transforms = {str(block[3]).partition(":")[0] for block in blocks.values()}
+    assert transforms >= {"positions", "shared"}
+    assert decode_batch(encoded, schema).equals(batch)
+
+
+@pytest.mark.parametrize("surplus", [-1, 1])
+def test_log_probs_that_are_more_or_fewer_than_the_heads_leave_are_refused(surplus):
+    counts, ids = np.array([1, 1, 0]), np.array([4, 5])
+    stored = np.zeros(2 + surplus, np.float32)
+    with pytest.raises(rf.CorruptError, match="size"):
+        decode_shared(stored, np.array([4, 9, 2]), counts, ids, np.zeros(2, np.float32))
