@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ __all__ = [
     "column_names",
     "list_of",
     "names_of",
+    "parse_bytes",
     "shown",
     "texts_of",
 ]
@@ -176,3 +178,36 @@ def column_names(columns: Iterable[str] | None) -> tuple[str, ...] | None:
             remedy="leave columns out for all of them",
         )  # fmt: skip
     return names
+
+
+_SIZE = re.compile(r"\s*(\d+)(\.\d+)?\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:
+    """Return a number of bytes, given as an integer or as text with a unit.
+
+    Units are B, kB, MB, GB and TB, powers of 1000, and KiB, MiB, GiB and TiB, powers of 1024; the B
+    may be left out, and letters may be small or large.
+
+    Raises
+    ------
+    LimitExceededError
+        It is not a positive size (``RF-L001``).
+
+    Examples
+    --------
+    >>> parse_bytes("2GiB"), parse_bytes("1.5 MB"), parse_bytes("64k"), parse_bytes(1024)
+    (2147483648, 1500000, 64000, 1024)
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        # A lone i is no unit, and bytes have no parts.
+        if match is None or (match[4] and not match[3]) or (match[2] and not match[3]):
+            raise LimitExceededError(
+                f"{name} is a number, or has a unit", expected="65536, 64MiB, 1.5GB", got=size,
+                remedy="write it as one of these",
+            )  # fmt: skip
+        unit = (1024 if match[4] else 1000) ** " kmgt".index(match[3].lower() or " ")
+        size = int(match[1]) * unit + int(float(match[2] or 0) * unit)
+    check_size(name, size)
+    return int(size)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ragged_format.arguments import names_of
+from ragged_format.arguments import names_of, parse_bytes
 from ragged_format.errors import JobError
 from ragged_format.local_files import path_text, scheme_of
 from ragged_pipeline.batching import BATCH_ROWS
@@ -18,7 +18,7 @@ from ragged_pipeline.jobs.filter import Filter
 from ragged_pipeline.jobs.merge import Merge
 from ragged_pipeline.jobs.sort import Sort
 from ragged_pipeline.jobs.split import By, SplitPart, check_parts
-from ragged_pipeline.runner import Result, parse_bytes, run
+from ragged_pipeline.runner import Result, run
 
 if TYPE_CHECKING:
     import polars as pl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragged_format import __version__
-from ragged_format.arguments import check_callable, check_choice, check_size
+from ragged_format.arguments import check_callable, check_choice, check_size, parse_bytes
 from ragged_format.canonical import require_same
 from ragged_format.errors import DatasetExistsError, JobError, Where
 from ragged_format.known_schemas import known_schema
@@ -44,7 +43,6 @@ __all__ = [
     "Mode",
     "Result",
     "jobs_of",
-    "parse_bytes",
     "places_of",
     "register_engine",
     "run",
@@ -53,8 +51,6 @@ __all__ = [
 Mode = Literal["error", "append", "overwrite"]
 MODES: tuple[Mode, ...] = ("error", "append", "overwrite")
 DEFAULT_MEMORY = "2GiB"
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
-          "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
 
 # Does the tasks of one stage: called with job, plan, stage and indices, and with work directory,
 # opened inputs, workers, memory of a task and progress as keywords; yields index and record.
@@ -119,30 +115,6 @@ class Result:
             "figures": self.figures, "tasks": self.tasks, "resumed": self.resumed,
             "unchanged": self.unchanged,
         }  # fmt: skip
-
-
-def parse_bytes(size: int | str) -> int:
-    """Return a number of bytes, given as an integer or as text with a unit.
-
-    Raises
-    ------
-    LimitExceededError
-        It is not a positive size (``RF-L001``).
-
-    Examples
-    --------
-    >>> parse_bytes("2GiB"), parse_bytes("500 MB"), parse_bytes(1024)
-    (2147483648, 500000000, 1024)
-    """
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower())
-        unit = _UNITS.get(match[2]) if match else None
-        if match is None or unit is None:
-            check_size("a size in bytes", size)
-        else:
-            size = int(float(match[1]) * unit)
-    check_size("a size in bytes", size)
-    return int(size)
 
 
 def run(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_bytes, format_count
 from ragged_server.client import (
     IN_FLIGHT,
@@ -40,8 +41,7 @@ def push(
         int, typer.Option("--max-records", metavar="N", min=1, help="Most records of a request.")
     ] = MAX_RECORDS,
     max_bytes: Annotated[
-        int,
-        typer.Option("--max-bytes", metavar="BYTES", min=1, help="About the most of a request."),
+        int, size_option("--max-bytes", "About the most of a request.", MAX_BYTES)
     ] = MAX_BYTES,
     in_flight: Annotated[
         int,

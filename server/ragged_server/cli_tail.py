@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import typer
 from rich.text import Text
 
+from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_count
 from ragged_format.errors import DatasetNotFoundError, Where
 from ragged_format.local_files import create
@@ -65,9 +66,7 @@ def tail(
             help="Start behind the cursor in it, and keep there what was written.",
         ),
     ] = None,
-    max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", metavar="BYTES", min=1, help="Size of one read.")
-    ] = None,
+    max_bytes: Annotated[int | None, size_option("--max-bytes", "Size of one read.")] = None,
     zstd: Zstd = None,
     retry_for: RetryFor = RETRY_FOR_S,
     key_file: KeyFile = None,

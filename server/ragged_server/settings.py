@@ -32,7 +32,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ragged_format.errors import Where
+from ragged_format.arguments import parse_bytes
+from ragged_format.errors import LimitExceededError, Where
 from ragged_server.http_errors import SettingsError
 
 __all__ = ["ServerSettings", "as_toml", "is_loopback", "load_settings"]
@@ -50,13 +51,25 @@ def _seconds(value: Any) -> Any:
     return value
 
 
+def _bytes(value: Any) -> Any:
+    """Return what the command line takes as a size; other values are left to pydantic."""
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except LimitExceededError as err:
+            raise ValueError(
+                "a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
+            ) from err
+    return value
+
+
 def _words(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)]
-Size = Annotated[ByteSize, Field(ge=1)]
+Size = Annotated[ByteSize, BeforeValidator(_bytes), Field(ge=1)]
 Count = Annotated[int, Field(ge=1)]
 MI = 1 << 20
 
@@ -298,7 +311,7 @@ def load_settings(directory: Path, file: Path | None = None, **options: Any) -> 
         place = ".".join(map(str, first["loc"]))
         text = first["msg"].removeprefix("Value error, ")
         if first["type"].startswith("byte_size"):
-            text = "a size is a number of bytes, or has a unit: 65536, 64MiB, 2GB"
+            text = "a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
         raise SettingsError(
             f"the setting {place} is not usable" if place else "the settings are not usable",
             where=Where(file=str(file) if place in values and place not in given else None),

@@ -7,9 +7,10 @@ import pytest
 from support.jobs import DiesOnce, Failing, bytes_of, write_rollouts
 
 import ragged_format as rf
+from ragged_format.arguments import parse_bytes
 from ragged_format.testing import assert_ragged_equal
 from ragged_pipeline.jobs.merge import Merge
-from ragged_pipeline.runner import parse_bytes, run
+from ragged_pipeline.runner import run
 
 SHARD = 300_000
 
@@ -250,7 +251,7 @@ def test_an_empty_dataset_stays_one(tmp_path):
     assert run(Merge(), tmp_path / "in", tmp_path / "out").unchanged
 
 
-@pytest.mark.parametrize("size", ["", "2XB", "-1", 0, True, "1.5.2GB"])
+@pytest.mark.parametrize("size", ["", "2XB", "-1", 0, True, "1.5.2GB", "1.5", "2iB", "0MB", "٣MB"])
 def test_sizes_that_are_none_are_refused(size):
     with pytest.raises(rf.LimitExceededError):
         parse_bytes(size)

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ragged_format.cli.options import size_option
 from ragged_format.cli.output import format_bytes, format_count
 from ragged_format.record_files import STDIN
 from ragged_pipeline import progress as job_progress
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ragged_pipeline.runner import Result
 
 __all__ = [
+    "MEMORY",
+    "TASK_BYTES",
     "Engine",
     "Force",
     "Input",
@@ -44,6 +47,9 @@ __all__ = [
 ]
 
 Mode = Literal["error", "append", "overwrite"]
+# Those of the functions, whose modules take long to import.
+TASK_BYTES = 256 << 20
+MEMORY = 2 << 30
 
 Target = Annotated[str, typer.Argument(metavar="OUT", show_default=False, help="Dataset to write.")]
 Input = Annotated[
@@ -53,7 +59,7 @@ Input = Annotated[
     ),
 ]
 ShardBytes = Annotated[
-    str, typer.Option("--shard-bytes", metavar="SIZE", help="Input that becomes one shard, about.")
+    int, size_option("--shard-bytes", "Input that becomes one shard, about.", TASK_BYTES)
 ]
 WriteMode = Annotated[
     Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
@@ -70,8 +76,7 @@ Workers = Annotated[
     typer.Option("--workers", metavar="N", min=1, help="Processes. Default: one per core."),
 ]
 Memory = Annotated[
-    str,
-    typer.Option("--memory", metavar="SIZE", help="Anonymous memory of all processes together."),
+    int, size_option("--memory", "Anonymous memory of all processes together.", MEMORY)
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Run again though the same job made OUT already.")

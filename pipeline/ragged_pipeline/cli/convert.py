@@ -15,11 +15,13 @@ from ragged_format.cli.adapter_options import (
     chosen_options,
     list_adapters,
 )
+from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.codes import CODES
 from ragged_format.errors import ConversionError
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
+    MEMORY,
     Engine,
     Force,
     Memory,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from ragged_format.adapters.registry import Reader
 
 __all__ = ["app", "convert", "report_renderables"]
+
+# That of the function.
+CONVERT_BYTES = 64 << 20
 
 Policy = Literal["error", "flag", "full_vocab", "drop_target", "drop_sample"]
 
@@ -111,11 +116,10 @@ def convert(
     ] = "error",
     on_duplicate: OnDuplicate = "error",
     task_bytes: Annotated[
-        str,
-        typer.Option("--task-bytes", metavar="SIZE", help="Input that becomes one shard, about."),
-    ] = "64MiB",
+        int, size_option("--task-bytes", "Input that becomes one shard, about.", CONVERT_BYTES)
+    ] = CONVERT_BYTES,
     workers: Workers = None,
-    memory: Memory = "2GiB",
+    memory: Memory = MEMORY,
     runner: Engine = "local",
     force: Force = False,
     _listed: Annotated[
@@ -136,7 +140,6 @@ def convert(
     from ragged_pipeline.conversion import convert as convert_files
     from ragged_pipeline.conversion import detect_adapter
     from ragged_pipeline.foreign import find_foreign
-    from ragged_pipeline.runner import parse_bytes
 
     out = Output(ctx, json=json, data_on_stdout=target == STDIN)
     if engine is None:
@@ -157,7 +160,7 @@ def convert(
         done = convert_files(
             inputs, place, adapter=engine, options=chosen, mode=mode, workers=workers,
             memory=memory, engine=runner, force=force, on_duplicate=on_duplicate,
-            task_bytes=parse_bytes(task_bytes), progress=progress, stdin=sys.stdin.buffer,
+            task_bytes=task_bytes, progress=progress, stdin=sys.stdin.buffer,
         )  # fmt: skip
     report = done.figures["report"]
     out.text(

@@ -11,6 +11,8 @@ from ragged_format.cli.output import Json, Output, format_bytes, format_count, g
 from ragged_format.errors import DatasetNotFoundError
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
+    MEMORY,
+    TASK_BYTES,
     Engine,
     Force,
     Input,
@@ -39,9 +41,9 @@ def compact(
     target: Target,
     mode: WriteMode = "error",
     on_duplicate: OnDuplicate = "error",
-    shard_bytes: ShardBytes = "256MiB",
+    shard_bytes: ShardBytes = TASK_BYTES,
     workers: Workers = None,
-    memory: Memory = "2GiB",
+    memory: Memory = MEMORY,
     runner: Engine = "local",
     force: Force = False,
     json: Json = False,
@@ -59,9 +61,9 @@ def expand(
     target: Target,
     mode: WriteMode = "error",
     on_duplicate: OnDuplicate = "error",
-    shard_bytes: ShardBytes = "256MiB",
+    shard_bytes: ShardBytes = TASK_BYTES,
     workers: Workers = None,
-    memory: Memory = "2GiB",
+    memory: Memory = MEMORY,
     runner: Engine = "local",
     force: Force = False,
     json: Json = False,

@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
+    MEMORY,
+    TASK_BYTES,
     Engine,
     Force,
     Memory,
@@ -49,14 +52,14 @@ def shuffle(
         ),
     ] = False,
     shard_bytes: Annotated[
-        str, typer.Option("--shard-bytes", metavar="SIZE", help="Size of a shard, about.")
-    ] = "256MiB",
+        int, size_option("--shard-bytes", "Size of a shard, about.", TASK_BYTES)
+    ] = TASK_BYTES,
     mode: Annotated[
         Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
     ] = "error",
     on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
-    memory: Memory = "2GiB",
+    memory: Memory = MEMORY,
     runner: Engine = "local",
     force: Force = False,
     json: Json = False,

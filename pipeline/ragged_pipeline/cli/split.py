@@ -8,6 +8,7 @@ import typer
 
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
 from ragged_pipeline.cli.common import (
+    MEMORY,
     Engine,
     Force,
     Memory,
@@ -51,7 +52,7 @@ def split(
     mode: WriteMode = "error",
     on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
-    memory: Memory = "2GiB",
+    memory: Memory = MEMORY,
     engine: Engine = "local",
     force: Force = False,
     json: Json = False,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ragged_format.arguments import check_size, shown
+from ragged_format.arguments import check_size, parse_bytes, shown
 from ragged_format.decoding import Projection
 from ragged_format.errors import PackingError, SchemaMismatchError, Where
 from ragged_format.lists import Int64, flat, offsets_of
@@ -30,7 +30,7 @@ from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
 from ragged_pipeline.job import Context, Job, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.records import FileRecords, Records
-from ragged_pipeline.runner import parse_bytes, run
+from ragged_pipeline.runner import run
 
 if TYPE_CHECKING:
     from ragged_format.packing import Plan as RowPlan

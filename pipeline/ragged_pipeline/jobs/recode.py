@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ragged_format.arguments import check_size
+from ragged_format.arguments import check_size, parse_bytes
 from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.plan import Plan, Stage, Task
-from ragged_pipeline.runner import parse_bytes, run
+from ragged_pipeline.runner import run
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ragged_format.arguments import check_seed, check_size
+from ragged_format.arguments import check_seed, check_size, parse_bytes
 from ragged_format.errors import JobError
 from ragged_format.files import FileReader
 from ragged_pipeline.batching import BATCH_BYTES
@@ -25,7 +25,7 @@ from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
 from ragged_pipeline.job import Context, Job, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.records import Records
-from ragged_pipeline.runner import parse_bytes, run
+from ragged_pipeline.runner import run
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64

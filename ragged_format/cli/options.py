@@ -1,0 +1,36 @@
+"""Values of options that several commands take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from ragged_format.arguments import parse_bytes
+from ragged_format.errors import LimitExceededError
+
+__all__ = ["size", "size_option"]
+
+
+def size(text: str | int) -> int:
+    """Return a number of bytes; anything else is wrong usage."""
+    try:
+        return parse_bytes(text)
+    except LimitExceededError as err:
+        raise typer.BadParameter(
+            f"{text!r}: a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
+        ) from err
+
+
+def size_option(name: str, text: str, default: int | None = None) -> Any:
+    """Return an option that is a size; `default` is what its parameter has, for the help."""
+    # typer would show the number, and sets a text of ours in parentheses.
+    shown = "" if default is None else f" [default: {_in_words(default)}]"
+    return typer.Option(name, metavar="SIZE", parser=size, help=text + shown, show_default=False)
+
+
+def _in_words(number: int) -> str:
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if number % 1024**power == 0:
+            return f"{number // 1024**power}{unit}"
+    return str(number)
