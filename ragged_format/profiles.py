@@ -197,9 +197,9 @@ def _schema(
 
 
 def sample_schema(
-    *,
     vocab_size: int,
     columns: Iterable[str | Column] | None = None,
+    *,
     root_axes: Iterable[str] = (),
 ) -> pa.Schema:
     """Return the Arrow schema of the ``sample`` profile.
@@ -231,15 +231,15 @@ def sample_schema(
       where:    column 'candidate_ids'
       expected: one of record, token, target
       got:      candidate
-      remedy:   add the counts column that opens the axis, or declare a root axis
+      remedy:   add the counts column that opens the axis, such as candidate_counts, or ...
     """
     return _schema("sample", vocab_size, columns, root_axes)
 
 
 def packed_schema(
-    *,
     vocab_size: int,
     columns: Iterable[str | Column] | None = None,
+    *,
     root_axes: Iterable[str] = (),
 ) -> pa.Schema:
     """Return the Arrow schema of the ``packed`` profile; parameters as :func:`sample_schema`."""

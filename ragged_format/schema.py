@@ -490,7 +490,8 @@ def _axes(columns: list[Column], root_axes: tuple[str, ...]) -> dict[str, Axis]:
                     f"the axes {', '.join(seen)} open each other",
                     code="RF-S006", where=Where(column=column.name),
                     expected=f"one of {', '.join([RECORD, *axes])}", got=axis,
-                    remedy="add the counts column that opens the axis, or declare a root axis",
+                    remedy=f"add the counts column that opens the axis, such as {axis}_counts, "
+                    "or declare a root axis",
                 )  # fmt: skip
             seen.append(axis)
             axis = axes[axis].parent

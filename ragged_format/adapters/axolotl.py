@@ -69,8 +69,8 @@ def _row(line: str, where: Where) -> dict[str, Any]:
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "raw",

@@ -78,8 +78,8 @@ def payloads(path: str) -> Iterator[dict[str, Any]]:
 
 def to_samples(
     payloads: Iterable[Mapping[str, Any]],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "raw",

@@ -29,8 +29,8 @@ __all__ = ["ADAPTER", "to_samples"]
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     ids_plane: Literal[0, 1] | None = None,

@@ -72,8 +72,8 @@ _PLAIN = {
 
 def to_samples(
     payloads: Iterable[Mapping[str, Any]],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: LogProbMode = "processed",

@@ -36,8 +36,8 @@ __all__ = ["ADAPTER", "to_batch", "to_samples"]
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     values: Literal["logit", "log_prob"] = "logit",

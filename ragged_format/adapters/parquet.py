@@ -58,8 +58,8 @@ def payloads(path: str) -> Iterator[pa.RecordBatch]:
 
 def to_samples(
     payloads: Iterable[pa.RecordBatch | pa.Table],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Sequence[str] | None = None,
     schema: pa.Schema | None = None,
     report: ConversionReport | MutableMapping[str, Any] | None = None,

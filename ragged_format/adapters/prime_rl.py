@@ -161,8 +161,8 @@ def _fields(item: TrainingSample | MicroBatch, generation: Generation) -> list[A
 
 def to_samples(
     payloads: Iterable[TrainingSample | MicroBatch | Payload],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: LogProbMode = "processed",

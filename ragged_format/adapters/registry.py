@@ -201,7 +201,7 @@ def adapter_arguments(
 
 
 def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the options of ``to_samples`` or ``write``: keyword arguments, `report` left out.
+    """Return the options of ``to_samples`` or ``write``: what has a keyword, `report` left out.
 
     Examples
     --------
@@ -210,7 +210,10 @@ def option_names(function: Callable[..., Any]) -> tuple[str, ...]:
     ('top_k', 'lossy')
     """
     parameters = inspect.signature(function).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "report")
+    return tuple(
+        p.name for p in parameters
+        if (p.kind is p.KEYWORD_ONLY or p.default is not p.empty) and p.name != "report"
+    )  # fmt: skip
 
 
 def required_options(function: Callable[..., Any]) -> tuple[str, ...]:

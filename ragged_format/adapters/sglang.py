@@ -67,8 +67,8 @@ _HEAD_MODES = {
 
 def to_samples(
     records: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",

@@ -44,8 +44,8 @@ __all__ = ["ADAPTER", "to_samples", "to_traces", "write"]
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     on_missing_support: Policy = "error",

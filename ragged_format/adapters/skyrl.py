@@ -75,8 +75,8 @@ _GIVEN = HOLDS | {"response_length", "reward", "finish_reason"}
 
 def to_samples(
     payloads: Iterable[Mapping[str, Any]],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: LogProbMode = "processed",

@@ -346,8 +346,8 @@ def to_arrow(batch: pa.RecordBatch) -> ArrowBatch:
 
 def to_samples(
     payloads: Iterable[pa.RecordBatch | pa.Table | ArrowExportable],
-    *,
     vocab_size: int | None = None,
+    *,
     schema: pa.Schema | None = None,
     report: ConversionReport | MutableMapping[str, Any] | None = None,
 ) -> pa.RecordBatch:

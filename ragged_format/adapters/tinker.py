@@ -24,8 +24,8 @@ __all__ = ["ADAPTER", "to_samples"]
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "raw",

@@ -79,8 +79,8 @@ _MARK = "__tq_tensordict__"
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: LogProbMode = "processed",

@@ -62,8 +62,8 @@ _READ = frozenset({
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",

@@ -75,8 +75,8 @@ _GIVEN = _HOLDS | {"rollout_id", "branch_index", "reward", "advantage"}
 
 def to_samples(
     payloads: Iterable[Mapping[str, Any] | Sequence[Mapping[str, Any]]],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: LogProbMode = "processed",

@@ -38,8 +38,8 @@ _MASKS = ("loss_mask", "completion_mask", "response_mask")
 
 def to_samples(
     payloads: Iterable[Any],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Columns = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "raw",

@@ -39,13 +39,13 @@ __all__ = ["ADAPTER", "to_samples"]
 
 def to_samples(
     records: Iterable[Mapping[str, Any]],
-    *,
     vocab_size: int | None = None,
+    on_missing_support: Policy = "error",
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",
     targets: Targeted = "generated",
-    on_missing_support: Policy = "error",
     on_invalid_support: Policy = "error",
     on_missing_log_prob: Literal["error", "flag", "drop_target", "drop_sample"] = "flag",
     on_error: Literal["raise", "skip"] = "raise",

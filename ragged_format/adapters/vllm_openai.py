@@ -38,8 +38,8 @@ __all__ = ["ADAPTER", "to_samples"]
 
 def to_samples(
     records: Iterable[Mapping[str, Any]],
-    *,
     vocab_size: int | None = None,
+    *,
     columns: Iterable[str | Column] | None = None,
     schema: pa.Schema | None = None,
     logprobs_mode: Literal["processed", "raw"] = "processed",

@@ -11,6 +11,8 @@ from ragged_format.errors import ConversionError, Where
 
 ADAPTERS = registry.all_adapters()
 READERS = {name: a.reads for name, a in ADAPTERS.items() if a.reads is not None}
+# Of the options, those that may be given without their name too; elsewhere vocab_size.
+POSITIONAL = {"vllm": ["vocab_size", "on_missing_support"]}
 WRITERS = {name: a.writes for name, a in ADAPTERS.items() if a.writes is not None}
 
 
@@ -32,7 +34,9 @@ def test_readers_have_the_common_interface(name):
     assert ("vocab_size" in parameters) or not reader.needs_vocab_size
     payloads, *options = parameters.values()
     assert payloads.kind is payloads.POSITIONAL_OR_KEYWORD
-    assert all(option.kind is option.KEYWORD_ONLY for option in options)
+    positional = [option.name for option in options if option.kind is not option.KEYWORD_ONLY]
+    assert positional == POSITIONAL.get(name, ["vocab_size"] if "vocab_size" in parameters else [])
+    assert set(registry.option_names(reader.to_samples)) == {o.name for o in options} - {"report"}
     assert reader.window > 0
     if reader.payloads is None:
         assert reader.suffixes == registry.JSON_SUFFIXES
