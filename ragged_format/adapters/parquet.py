@@ -39,7 +39,7 @@ _VERSION = f"{NAMESPACE}version".encode()
 
 
 def payloads(path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches.
+    """Yield the rows of a Parquet file in batches; an empty one if there are none.
 
     Raises
     ------
@@ -48,7 +48,12 @@ def payloads(path: str) -> Iterator[pa.RecordBatch]:
     """
     try:
         with pq.ParquetFile(path) as source:
-            yield from source.iter_batches(batch_size=_ROWS)
+            some = False
+            for batch in source.iter_batches(batch_size=_ROWS):
+                some = True
+                yield batch
+            if not some:  # it states columns all the same
+                yield pa.RecordBatch.from_pylist([], schema=source.schema_arrow)
     except (pa.ArrowException, OSError) as err:
         raise CorruptError(
             "Arrow cannot read the Parquet file", where=Where(file=path),
