@@ -34,12 +34,13 @@ SUFFIX = ".parquet"
 # Bytes of records, uncompressed, that make a row group and a file.
 GROUP_BYTES = 32 << 20
 FILE_BYTES = 1 << 30
+# Rows that are read at a time, fewer where they are large.
 _ROWS = 1024
 _VERSION = f"{NAMESPACE}version".encode()
 
 
 def payloads(path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches; an empty one if there are none.
+    """Yield the rows of a Parquet file in batches of bounded size; an empty one if there are none.
 
     Raises
     ------
@@ -49,9 +50,13 @@ def payloads(path: str) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(path) as source:
             some = False
-            for batch in source.iter_batches(batch_size=_ROWS):
-                some = True
-                yield batch
+            for number in range(source.num_row_groups):
+                group = source.metadata.row_group(number)
+                fit = group.num_rows * GROUP_BYTES // max(group.total_byte_size, 1)
+                rows = max(1, min(_ROWS, fit))
+                for batch in source.iter_batches(batch_size=rows, row_groups=[number]):
+                    some = True
+                    yield batch
             if not some:  # it states columns all the same
                 yield pa.RecordBatch.from_pylist([], schema=source.schema_arrow)
     except (pa.ArrowException, OSError) as err:
@@ -244,7 +249,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     held: list[pa.RecordBatch] = []
     size = 0
     some = False
-    for batch in batches:
+    for batch in (piece for batch in batches for piece in _pieces(batch)):
         if batch.num_rows or not some:
             held.append(batch)
             size += batch.nbytes
@@ -253,6 +258,13 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held, size, some = [], 0, True
     if held:
         yield pa.Table.from_batches(held)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in slices of about `GROUP_BYTES`: readers hold a whole row group."""
+    rows = max(1, batch.num_rows * GROUP_BYTES // max(batch.nbytes, GROUP_BYTES))
+    for start in range(0, max(batch.num_rows, 1), rows):
+        yield batch.slice(start, rows)
 
 
 def _recognizes(payload: Any) -> bool:
