@@ -23,6 +23,7 @@ __all__ = [
     "list_of",
     "names_of",
     "parse_bytes",
+    "parse_seconds",
     "shown",
     "texts_of",
 ]
@@ -211,3 +212,32 @@ def parse_bytes(size: int | str, name: str = "a size in bytes") -> int:
         size = int(match[1]) * unit + int(float(match[2] or 0) * unit)
     check_size(name, size)
     return int(size)
+
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", re.ASCII)
+
+
+def parse_seconds(time: float | str, name: str = "a duration") -> float:
+    """Return a number of seconds, given as a number or as text that may have a unit.
+
+    Raises
+    ------
+    LimitExceededError
+        It is no duration (``RF-L001``).
+
+    Examples
+    --------
+    >>> parse_seconds("90"), parse_seconds("500ms"), parse_seconds("1.5h"), parse_seconds(7)
+    (90.0, 0.5, 5400.0, 7.0)
+    """
+    if isinstance(time, str):
+        match = _DURATION.fullmatch(time)
+        if match is None:
+            raise LimitExceededError(
+                f"{name} is a number of seconds, or has a unit", expected="90, 500ms, 15m, 7d",
+                got=time, remedy="write it as one of these",
+            )  # fmt: skip
+        return float(match[1]) * _UNITS[match[2] or "s"]
+    check_number(name, time, 0)
+    return float(time)

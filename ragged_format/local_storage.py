@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ class LocalStorage:
             ) from err  # fmt: skip
         return LocalSession(self.place, token)
 
-    def sweep(self, grace_s: float) -> list[str]:
+    def sweep(self, grace_s: float, *, dry_run: bool = False) -> list[str]:
         """Remove what is left over, under the commit lock."""
         directory = self.place
         if not directory.is_dir():
@@ -96,10 +97,11 @@ class LocalStorage:
                 match = _OURS.fullmatch(entry.name)
                 if match is None or entry.name in listed or entry.name == MANIFEST_NAME:
                     continue
-                token = match["shard"] or match["writer"]
+                token = match["shard"] or match["writer"] or match["job"]
                 with suppress(FileNotFoundError):  # its writer finished meanwhile
-                    if entry.stat().st_mtime <= oldest and not (token and lives(directory, token)):
-                        entry.unlink()
+                    if _changed(entry) <= oldest and not (token and lives(directory, token)):
+                        if not dry_run and not _removed(entry):
+                            continue
                         removed.append(entry.name)
         return removed
 
@@ -187,9 +189,41 @@ class Lease:
 _OURS = re.compile(
     rf"(?:shard-(?P<shard>[0-9a-f]{{16}})-\d+{re.escape(SHARD_SUFFIX)}"
     rf"|writer-(?P<writer>[0-9a-f]{{16}})\.lock"
+    # The work directory of a job: the digest of its plan, whose beginning is the writer's.
+    rf"|\.ragged-job-(?P<job>[0-9a-f]{{16}})[0-9a-f]{{16}}"
     rf"|{re.escape(MANIFEST_NAME)})"
     rf"(?P<temporary>{re.escape(TEMPORARY_MARK)}[0-9a-f]+)?"
 )
+
+
+def _changed(entry: Path) -> float:
+    """Return when a file, or anything in a work directory, was last changed."""
+    below: list[Path] = list(entry.iterdir()) if entry.is_dir() else []
+    return max([path.stat().st_mtime for path in [entry, *below]])
+
+
+def _removed(entry: Path) -> bool:
+    """Remove a file or work directory; return False if its job was taken up just now."""
+    if not entry.is_dir():
+        entry.unlink()
+        return True
+    match = _OURS.fullmatch(entry.name)
+    if match is None or match["job"] is None:
+        return False
+    # A job holds its lock as long as it uses the directory; so does whoever removes it.
+    path = entry.parent / f"writer-{match['job']}.lock"
+    is_new = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(entry)
+        if is_new:
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def lives(directory: Path, token: str) -> bool:

@@ -97,7 +97,7 @@ class Storage(Protocol):
         """
         ...
 
-    def sweep(self, grace_s: float) -> list[str]:
+    def sweep(self, grace_s: float, *, dry_run: bool = False) -> list[str]:
         """Remove what crashed or replaced writers left; see :func:`ragged_format.sweep`."""
         ...
 
@@ -128,7 +128,7 @@ class ReadOnlyStorage:
         """Refuse."""
         raise self._read_only("this place can only be read from")
 
-    def sweep(self, grace_s: float) -> list[str]:  # noqa: ARG002 - the protocol's
+    def sweep(self, grace_s: float, *, dry_run: bool = False) -> list[str]:  # noqa: ARG002
         """Refuse."""
         raise self._read_only("this place can only be read from")
 

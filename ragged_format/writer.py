@@ -410,15 +410,18 @@ def sweep(
     path: PlaceLike,
     *,
     grace_s: float = GRACE_S,
+    dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Remove what crashed or replaced writers left in a dataset; return the names removed.
 
-    Removed are shards that the manifest does not list, temporary files and lock files of writers
-    that do not live any more, all of them only if they were last changed more than `grace_s`
-    seconds ago. Shards that an overwrite replaced count from that moment. Files with other names
-    are never touched, and neither is anything of a writer that is running on this machine. In an
-    object store a writer counts as living for `grace_s` after its last shard.
+    Removed are shards that the manifest does not list, temporary files, lock files of writers that
+    do not live any more, and work directories of jobs that were interrupted and not taken up again,
+    all of them only if they were last changed more than `grace_s` seconds ago. Shards that an
+    overwrite replaced count from that moment. Files with other names are never touched, and neither
+    is anything of a writer or job that is running on this machine. In an object store a writer
+    counts as living for `grace_s` after its last shard; the work directories of its jobs are those
+    on this machine.
 
     Parameters
     ----------
@@ -426,8 +429,10 @@ def sweep(
         Place of the dataset.
     grace_s : float
         Longer than any reader may take from opening the dataset to opening its shards.
+    dry_run : bool
+        Remove nothing; return what would be removed.
     storage_options : mapping, optional
         For object stores: credentials, endpoint and the like.
     """
     check_number("grace_s", grace_s, 0)
-    return open_storage(path, storage_options).sweep(grace_s)
+    return open_storage(path, storage_options).sweep(grace_s, dry_run=dry_run)

@@ -18,6 +18,7 @@ from ragged_format.cli.bench import bench
 from ragged_format.cli.demo import demo
 from ragged_format.cli.inspect import inspect
 from ragged_format.cli.output import as_ragged_error, fail, interrupted
+from ragged_format.cli.sweep import sweep
 from ragged_format.cli.validate import validate
 from ragged_format.errors import MissingDependencyError, RaggedError
 from ragged_format.schema import FORMAT_VERSION
@@ -141,7 +142,7 @@ def _root(
     """Take the options that precede a command."""
 
 
-for _command in (validate, inspect, demo, bench):
+for _command in (validate, inspect, sweep, demo, bench):
     app.command()(_command)
 
 

@@ -6,10 +6,18 @@ from typing import Any
 
 import typer
 
-from ragged_format.arguments import parse_bytes
+from ragged_format.arguments import parse_bytes, parse_seconds
 from ragged_format.errors import LimitExceededError
 
-__all__ = ["size", "size_option"]
+__all__ = ["duration", "size", "size_option"]
+
+
+def duration(text: str | float) -> float:
+    """Return a number of seconds; anything else is wrong usage."""
+    try:
+        return parse_seconds(text)
+    except LimitExceededError as err:
+        raise typer.BadParameter(f"{text!r}: {err.what}: {err.expected}") from err
 
 
 def size(text: str | int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,22 +31,20 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ragged_format.arguments import parse_bytes
+from ragged_format.arguments import parse_bytes, parse_seconds
 from ragged_format.errors import LimitExceededError, Where
 from ragged_server.http_errors import SettingsError
 
 __all__ = ["ServerSettings", "as_toml", "is_loopback", "load_settings"]
 
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?\s*$")
-
 
 def _seconds(value: Any) -> Any:
+    """Return what the command line takes as a duration; other values are left to pydantic."""
     if isinstance(value, str):
-        found = _DURATION.match(value)
-        if found is None:
-            raise ValueError("a duration is a number of seconds, or has a unit: 90, 500ms, 15m, 7d")
-        return float(found[1]) * _UNITS[found[2] or "s"]
+        try:
+            return parse_seconds(value)
+        except LimitExceededError as err:
+            raise ValueError(f"{err.what}: {err.expected}") from err
     return value
 
 

@@ -67,6 +67,16 @@ def test_a_job_that_fails_on_its_way_up_goes_on_where_it_was(s3, stored, samples
     rf.Dataset(OUT).validate()
 
 
+def test_the_work_of_an_abandoned_job_is_swept_on_this_machine(s3, stored):
+    with s3.fault("deny", "PUT", r"out/.*\.arrow", times=9), pytest.raises(rf.StorageError):
+        run(Merge(), stored, OUT, workers=1)
+    assert rf.sweep(IN, grace_s=0) == []
+    (name,) = rf.sweep(OUT, grace_s=0, dry_run=True)
+    assert name.startswith(".ragged-job-")
+    assert rf.sweep(OUT, grace_s=0) == [name]
+    assert run(Merge(), stored, OUT, workers=1).resumed == 0
+
+
 def test_outputs_that_can_only_be_read_are_refused(stored, tmp_path):
     with pytest.raises(rf.UnsupportedFeatureError, match="only be read"):
         run(Merge(), stored, f"local://{tmp_path}/out", workers=1)

@@ -18,6 +18,7 @@ from ragged_format.errors import (
     StorageError,
     Where,
 )
+from ragged_format.local_storage import LocalStorage
 from ragged_format.manifest import MANIFEST_NAME, Manifest, Shard
 from ragged_format.snapshot import ShardReader, open_cached
 from ragged_pipeline.stores.calls import Conflict, NotThere
@@ -156,9 +157,16 @@ class ObjectStorage:
         """Begin to write; the store is asked whether it honours conditions."""
         return ObjectSession(self, token)
 
-    def sweep(self, grace_s: float) -> list[str]:
-        """Remove what crashed or replaced writers left."""
-        return sweep(self, grace_s)
+    def sweep(self, grace_s: float, *, dry_run: bool = False) -> list[str]:
+        """Remove what crashed or replaced writers left; of jobs, on this machine."""
+        work = self.scratch("jobs")
+        left = LocalStorage(work).sweep(grace_s, dry_run=dry_run) if work.is_dir() else []
+        try:
+            return [*sweep(self, grace_s, dry_run=dry_run), *left]
+        except DatasetNotFoundError:
+            if not left:
+                raise
+            return left
 
 
 class ObjectFile(io.RawIOBase):

@@ -25,7 +25,7 @@ _OURS = re.compile(
 )
 
 
-def sweep(storage: ObjectStorage, grace_s: float) -> list[str]:
+def sweep(storage: ObjectStorage, grace_s: float, *, dry_run: bool = False) -> list[str]:
     """Remove shards that the manifest does not list, expired leases and what overwrites noted.
 
     A shard is removed when it, the lease of its writer and the note that an overwrite replaced it
@@ -67,7 +67,8 @@ def sweep(storage: ObjectStorage, grace_s: float) -> list[str]:
         for name, shards in notes.items()
         if found[name][0].modified <= oldest and not (shards & found.keys()) - gone - listed
     }
-    objects.delete(sorted(gone))
+    if not dry_run:
+        objects.delete(sorted(gone))
     return sorted(gone)
 
 
