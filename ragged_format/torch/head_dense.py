@@ -137,6 +137,7 @@ def _accumulate_dense(
         rows = problem.weight[start:stop].to(problem.dtype)
         out.hidden.index_add_(0, problem.pred_index[dense.targets], grad @ rows)
     if out.weight is not None:
-        out.weight[start:stop] += grad.T @ hidden
+        # In place: what a product of its own would take is no chunk, but a part of the weight.
+        out.weight[start:stop].addmm_(grad.T, hidden)
     if out.bias is not None:
         out.bias[start:stop] += grad.sum(0)
