@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 
+from ragged_format.arguments import check_integer
 from ragged_format.canonical import as_batch
 from ragged_format.errors import HandOverError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
@@ -192,7 +194,7 @@ def broadcast_batch(
     src, group
         As for :func:`scatter_rows`.
     """
-    size = dist.get_world_size(group)
+    size = _World.of(group, src).size
     rows = None if batch is None else [batch]
     return scatter_rows(rows, src=src, group=group, row_of=[0] * size)
 
@@ -210,7 +212,8 @@ def scatter_stream(
     ----------
     rows : iterable of sequence of RecordBatch or RaggedBatch
         On the source: the rows of each step. It is asked for the next step before a step is
-        yielded.
+        yielded. A loop that is left early is left after the same step by all processes, which then
+        can begin another one; the step that was already travelling is lost.
     src, group, row_of
         As for :func:`scatter_rows`.
 
@@ -219,21 +222,41 @@ def scatter_stream(
     HandOverError
         On the other processes, where the iterable raises on the source, which raises that.
     """
-    steps: Iterator[Sequence[Row]] = iter(()) if rows is None else iter(rows)
     world = _World.of(group, src)
+    steps: Iterator[Sequence[Row]] | None = None
 
     def advance() -> Pending:
-        try:
-            step = next(steps, None) if world.rank == src else None
-        except Exception as err:  # noqa: BLE001
-            return world.fail(err)
+        nonlocal steps
+        step = None
+        if world.rank == src:
+            try:
+                if steps is None:
+                    steps = iter(() if rows is None else _steps_of(rows))
+                step = next(steps, None)
+            except Exception as err:  # noqa: BLE001
+                return world.fail(err)
         return scatter_rows(step, src=src, group=group, row_of=row_of)
 
     batch = advance().wait()
     while batch is not None:
         following = advance()
-        yield batch
+        try:
+            yield batch
+        except GeneratorExit:
+            # What travels is taken off the wire, or the next hand-over would receive it.
+            with suppress(HandOverError):
+                following.wait()
+            raise
         batch = following.wait()
+
+
+def _steps_of(rows: Any) -> Iterable[Sequence[Row]]:
+    if isinstance(rows, Iterable):
+        return rows
+    raise SchemaMismatchError(
+        "the rows of a stream come step by step", expected="an iterable of lists of rows",
+        got=f"a {type(rows).__name__}", remedy="pass an OnlineLoader, or a generator of such lists",
+    )  # fmt: skip
 
 
 class _Parcel(NamedTuple):
@@ -280,7 +303,13 @@ def _parcel(row: Row, *, own: bool) -> _Parcel:
 
 def _detail(plan: Plan, lengths: list[int], state: Mapping[str, Any] | None) -> Any:
     schema = _schema_bytes(plan.schema)
-    text = b"" if state is None else json.dumps(state).encode()
+    try:
+        text = b"" if state is None else json.dumps(state).encode()
+    except (TypeError, ValueError) as err:
+        raise SchemaMismatchError(
+            "the state of a batch is JSON values", expected="what a loader's state_dict() returns",
+            got=str(err), remedy="keep other things beside the batch",
+        ) from err  # fmt: skip
     numbers = np.array([len(lengths), len(schema), len(text), *lengths], np.int64)
     return np.frombuffer(numbers.tobytes() + schema + text, np.uint8).copy()
 
@@ -334,7 +363,10 @@ def _check(header: Header, text: str) -> None:
             remedy="install the same version of ragged-format on all nodes",
         )  # fmt: skip
     if header.kind == _FAILED:
-        raise HandOverError("the source could not produce a row", expected="a row", got=text)
+        raise HandOverError(
+            "the source could not produce a row", expected="a row", got=text,
+            remedy="see the error that the source raised",
+        )  # fmt: skip
 
 
 class _World(NamedTuple):
@@ -347,13 +379,26 @@ class _World(NamedTuple):
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, src: int) -> _World:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise SchemaMismatchError(
+                "there is no process group", expected="torch.distributed, initialised", got="none",
+                remedy="call torch.distributed.init_process_group first",
+            )  # fmt: skip
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            # What new_group returns to the processes that it leaves out is no group either.
+            raise SchemaMismatchError(
+                "this process is in no such group", expected="a ProcessGroup with this process",
+                got=repr(group), remedy="call it on the members of the group only",
+            )  # fmt: skip
         config = dist.get_backend_config(group)
         if "cpu" not in config:
             raise SchemaMismatchError(
                 "the process group moves no CPU tensors", expected="a group with gloo",
                 got=config, remedy='pass group=dist.new_group(backend="gloo")',
             )  # fmt: skip
-        return cls(group, src, dist.get_rank(group), dist.get_world_size(group))
+        size = dist.get_world_size(group)
+        check_integer("src", src, 0, size)
+        return cls(group, operator.index(src), dist.get_rank(group), size)
 
     def send(self, rank: int, header: Header, buffer: Tensor) -> list[dist.Work]:
         """Send to one rank of the group; the works keep the tensors alive."""
@@ -375,7 +420,8 @@ class _World(NamedTuple):
     def fail(self, err: Exception) -> Pending:
         """Tell everybody else that the source failed, then raise `err`."""
         text = f"{type(err).__name__}: {err}"
-        self.send_all(Header(PROTOCOL, _FAILED, len(text.encode())), text).wait()
+        with suppress(HandOverError):  # they may be gone: what failed here says more
+            self.send_all(Header(PROTOCOL, _FAILED, len(text.encode())), text).wait()
         raise err
 
     def receive(self, check: Callable[[Header, str], None]) -> Pending:
@@ -400,23 +446,33 @@ class _World(NamedTuple):
         return Pending(finish, 0, received)
 
 
-def _finish(work: dist.Work) -> None:
+@contextmanager
+def _others() -> Iterator[None]:
+    """Say what it means when the group's backend fails."""
     try:
-        work.wait()
+        yield
     except RuntimeError as err:
         raise HandOverError(
             "another process of the hand-over is gone", expected="all processes of the group",
             got=str(err).strip().splitlines()[0],
+            remedy="see what ended it; one that was slow needs a group with a longer timeout",
         ) from err  # fmt: skip
 
 
+def _finish(work: dist.Work) -> None:
+    with _others():
+        work.wait()
+
+
 def _isend(tensor: Tensor, rank: int, group: dist.ProcessGroup | None) -> dist.Work:
-    work = dist.isend(tensor, group=group, tag=_TAG, group_dst=rank)
+    with _others():
+        work = dist.isend(tensor, group=group, tag=_TAG, group_dst=rank)
     return _started(work, tensor, "send")
 
 
 def _irecv(tensor: Tensor, rank: int, group: dist.ProcessGroup | None) -> dist.Work:
-    work = dist.irecv(tensor, group=group, tag=_TAG, group_src=rank)
+    with _others():
+        work = dist.irecv(tensor, group=group, tag=_TAG, group_src=rank)
     return _started(work, tensor, "receive")
 
 
