@@ -85,8 +85,9 @@ def flat(array: pa.Array | pa.ChunkedArray) -> Flat:
     ([2, 3, 4], [0, 2, 2, 3])
     """
     kind = array.type
-    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    if not (pa.types.is_large_list(kind) or pa.types.is_list(kind) or views):
+    is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
+    views = not is_list and (pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+    if not (is_list or views):
         raise SchemaMismatchError(
             "the array is not a list", expected="list or large_list", got=kind
         )

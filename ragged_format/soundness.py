@@ -6,7 +6,12 @@ import pyarrow as pa
 
 from ragged_format.errors import InvariantError, Where
 
-__all__ = ["check_array", "check_arrays"]
+__all__ = ["check_array", "check_arrays", "is_sound"]
+
+
+def is_sound(data: pa.Array | pa.RecordBatch) -> bool:
+    """Return whether Arrow arrays are valid: of a batch, all at once."""
+    return _fault(data) is None
 
 
 def check_arrays(batch: pa.RecordBatch) -> None:

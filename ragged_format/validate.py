@@ -20,7 +20,7 @@ from ragged_format.lists import Flat, Int64, flat, offsets_of
 from ragged_format.parse import parse_schema
 from ragged_format.rules import FULL_RULES
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
-from ragged_format.soundness import check_array
+from ragged_format.soundness import check_array, is_sound
 from ragged_format.view import View, locate
 
 __all__ = ["UniqueIds", "validate"]
@@ -127,14 +127,17 @@ class UniqueIds:
 
 def _check_arrays(batch: pa.RecordBatch, schema: RaggedSchema) -> dict[str, Flat]:
     lists: dict[str, Flat] = {}
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    all_sound = is_sound(batch)
     for column in schema:
-        array = batch.column(column.name)
-        check_array(array, column.name)
+        array = arrays[column.name]
+        if not all_sound:
+            check_array(array, column.name)
         if column.axis == RECORD:
-            _check_nulls(column, array, np.arange(len(array) + 1))
+            _check_nulls(column, array, None)
         else:
-            lists[column.name] = _flat(array, column.name)
-            _check_nulls(column, *lists[column.name])
+            lists[column.name] = found = _flat(array, column.name)
+            _check_nulls(column, found.values, found.offsets)
     return lists
 
 
@@ -146,7 +149,8 @@ def _flat(array: pa.Array, name: str) -> Flat:
         raise err.at(Where(column=name)) from None
 
 
-def _check_nulls(column: Column, elements: pa.Array, offsets: Int64) -> None:
+def _check_nulls(column: Column, elements: pa.Array, offsets: Int64 | None) -> None:
+    """Raise ``RF-I002`` for a null that may not be; `offsets` is None on the record axis."""
     bad = None
     if elements.null_count and not column.nullable:
         bad = _first_null(elements)
@@ -154,12 +158,10 @@ def _check_nulls(column: Column, elements: pa.Array, offsets: Int64) -> None:
         bad = _first_null(numbers) // column.width
     if bad is None:
         return
-    row, position = locate(offsets, bad)
+    row, position = (bad, None) if offsets is None else locate(offsets, bad)
     raise InvariantError(
         "a value is null", code="RF-I002", expected="no nulls", got="null",
-        where=Where(
-            row=row, column=column.name, position=None if column.axis == RECORD else position
-        ),
+        where=Where(row=row, column=column.name, position=position),
     )  # fmt: skip
 
 
@@ -190,12 +192,19 @@ def _structure(batch: pa.RecordBatch, schema: RaggedSchema, lists: dict[str, Fla
 
 def _checked_counts(counts: Flat, axis: Axis) -> Int64:
     values = counts.numpy()
+    is_wide = values.itemsize == 8 and not axis.mask
+    if not len(values) or (
+        values.min() >= 0
+        and (values.max() <= 1 if axis.mask else True)
+        and not (is_wide and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH)
+    ):
+        return values.astype(np.int64)
     bad = values < 0
     code, what, expected = "RF-I004", "a count is negative", ">= 0"
     if axis.mask:
         bad |= values > 1
         code, what, expected = "RF-I008", "a mask is not 0 or 1", "0 or 1"
-    elif values.itemsize == 8 and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH:
+    elif is_wide and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH:
         # Sums that wrap around could pass for the right length.
         bad |= np.cumsum(values, dtype=np.float64) >= MAX_AXIS_LENGTH
         what, expected = "the counts of a batch sum to too much", f"a sum < {MAX_AXIS_LENGTH}"
@@ -211,7 +220,7 @@ def _checked_counts(counts: Flat, axis: Axis) -> Int64:
 
 def _check_lengths(axis: Axis, expected: Int64, lists: dict[str, Flat]) -> None:
     for name, (_, offsets) in lists.items():
-        if np.array_equal(offsets, expected):
+        if offsets is expected or np.array_equal(offsets, expected):
             continue
         wanted, got = np.diff(expected), np.diff(offsets)
         row = int(np.argmax(wanted != got))

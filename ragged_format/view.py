@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,6 +50,7 @@ class View:
     lists: dict[str, Flat]
     records: dict[str, Int64]
     parents: dict[str, Int64]
+    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     def elements(self, name: str) -> pa.Array:
         """Return the elements of a column on any axis, over all records."""
@@ -57,10 +58,13 @@ class View:
 
     def values(self, name: str) -> npt.NDArray[Any]:
         """Return the elements of a number column, (t,) or (t, width); 0 stands for a null."""
-        elements = self.elements(name)
-        if elements.null_count:
-            elements = pc.fill_null(elements, 0)
-        return to_numpy(elements)
+        values = self._values.get(name)
+        if values is None:
+            elements = self.elements(name)
+            if elements.null_count:
+                elements = pc.fill_null(elements, 0)
+            values = self._values[name] = to_numpy(elements)
+        return values
 
     def fail_at(
         self,
