@@ -8,6 +8,7 @@ the report says what was assumed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,7 +250,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     held: list[pa.RecordBatch] = []
     size = 0
     some = False
-    for batch in (piece for batch in batches for piece in _pieces(batch)):
+    for batch in chain.from_iterable(map(_pieces, batches)):
         if batch.num_rows or not some:
             held.append(batch)
             size += batch.nbytes
