@@ -29,6 +29,7 @@ __all__ = [
     "OutOfRangeError",
     "PackingError",
     "RaggedError",
+    "RaggedWarning",
     "SchemaMismatchError",
     "StateMismatchError",
     "StorageError",
@@ -78,6 +79,10 @@ class Where:
             name: getattr(outer, name) for name in self.__slots__ if getattr(self, name) is None
         }
         return replace(self, **missing)
+
+
+class RaggedWarning(UserWarning):
+    """Of everything this package warns of: what is right, and slower than it need be."""
 
 
 class RaggedError(Exception):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch.utils.data import get_worker_info
+
 from ragged_format.arguments import check_choice, check_integer, shown
-from ragged_format.errors import LimitExceededError
+from ragged_format.errors import LimitExceededError, RaggedWarning
+from ragged_format.snapshot import Snapshot
 from ragged_format.torch.mixing import Mixture, MixtureOrder, mixed_fingerprint, quotas
 from ragged_format.torch.order import BlockOrder, EpochOrder
 from ragged_format.torch.produce import Producer
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "Shuffle"]
 
 Shuffle: TypeAlias = bool | Literal["global", "block"]
+
+# How many times larger compact batches are when they are decoded, at least, about.
+_EXPANSION = 3
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,11 @@ class Reading:
         if not isinstance(self.source, Mixture):
             in_order = not self.shuffle
             opened = open_random_access(self.source, verify=self.verify, in_order=in_order)
+            self._warn([opened])
             num_rows = int(opened.shards.bounds[-1])
             return opened, num_rows, partial(self._order, num_rows, opened.fingerprint)
         parts = [open_random_access(part, verify=self.verify) for part in self.source.sources]
+        self._warn(parts)
         sizes = [int(part.shards.bounds[-1]) for part in parts]
         weights = sizes if self.source.weights is None else self.source.weights
         for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
@@ -124,6 +134,21 @@ class Reading:
             )
 
         return opened, num_rows, order
+
+    def _warn(self, parts: list[Opened]) -> None:
+        """Warn of a global shuffle that decodes a batch for almost every record."""
+        if self.shuffle in (False, "block") or get_worker_info() is not None:
+            return
+        nbytes = sum(map(_compact_bytes, parts)) * _EXPANSION
+        if nbytes > self.max_decoded_bytes:
+            warnings.warn(
+                "a global shuffle of compact data decodes a whole record batch for almost every "
+                f"record: about {nbytes:,} bytes when decoded, of which max_decoded_bytes keeps "
+                f"{self.max_decoded_bytes:,}. Shuffle with shuffle='block', or write the data "
+                "uncompressed first: ragged expand IN OUT",
+                RaggedWarning,
+                stacklevel=5,  # where the loader is made
+            )
 
     def _order(self, size: int, fingerprint: str, epoch: int) -> Order:
         if self.shuffle == "block":
@@ -151,3 +176,15 @@ class Reading:
         if self.token_budget is None:
             return Dealer(num_rows, size or 1, group, groups, self.tail)
         return BudgetDealer(num_rows, self.token_budget, group, groups, self.tail, size)
+
+
+def _compact_bytes(opened: Opened) -> int:
+    """Return the bytes of the compact shards of a source, as they are stored."""
+    shards = opened.shards
+    if isinstance(shards, Snapshot):
+        listed = shards.manifest.shards
+        return sum(shard.bytes for shard in listed if shard.encoding == "compact")
+    if len(shards.bounds) != 2:
+        return 0
+    only = shards.reader(0)
+    return Path(only.path).stat().st_size if only.decodes and only.path is not None else 0

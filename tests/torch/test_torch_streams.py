@@ -161,6 +161,7 @@ def test_streams_are_logs_too(stream, samples):
     assert sum(row.num_rows for row in rows) == len(rows) > 1
 
 
+@pytest.mark.filterwarnings("ignore::ragged_format.RaggedWarning")  # its test is elsewhere
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30], ids=["one batch", "all"])
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
 def test_compact_datasets_are_loaded_within_a_bound(compact, samples, shuffle, max_bytes):
