@@ -125,7 +125,7 @@ def test_records_are_recognized(name, payload):
 
 
 def test_messages_are_read_one_at_a_time():
-    """PrimeIntellect-ai/prime-rl#2608: no file is held as Python objects as a whole."""
+    """PrimeIntellect-ai/prime-rl#2608, #2609, #2612: no file is held as Python objects whole."""
     found = prime_rl.payloads(str(DATA / "prime_rl" / "dummy_rank_0.bin"))
     assert next(found).index == 0
     buffers = transfer_queue.payloads(str(DATA / "transfer_queue" / "samples_packed.bin"))

@@ -58,7 +58,7 @@ def test_nested_batches_come_back_equal(lengths, k, seed):
 
 @pytest.mark.parametrize("lengths", [[5], [4, 4, 4], [1]])
 def test_one_sample_and_equal_lengths_stay_ragged(lengths):
-    """verl-project/verl#6407, #6073, #7899: such batches turned dense or lost their offsets."""
+    """verl-project/verl#6407, #6073, #7899, #7661: such batches turned dense, without offsets."""
     rows = batch_of(lengths)
     dense = {name: torch.as_tensor(np.stack(value)) for name, value in rows.items()}
     jagged = {name: nested(value) for name, value in rows.items()}

@@ -223,6 +223,7 @@ def cut_model(elements, start, stop):
     length=st.none() | st.integers(0, 6),
 )
 def test_cut_drops_the_target_that_nothing_predicts(batch, start, length):
+    """verl-project/verl#6593: the tokens were cut for a rank, the teacher's heads were not."""
     schema = rf.parse_schema(batch.schema)
     stop = None if length is None else start + length
     expected = cut_model(model.records(batch), start, stop)

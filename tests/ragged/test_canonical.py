@@ -387,7 +387,7 @@ def test_columns_that_are_missing_or_too_many(batch):
 
 
 def test_text_beyond_2_gib(batch, monkeypatch):
-    """hiyouga/LlamaFactory#7526: joining chunks of text overflows 32-bit offsets."""
+    """hiyouga/LlamaFactory#7526, #6606, Tencent/AngelSlim#246: joined text overflows offsets."""
 
     def overflow(_array):
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")

@@ -215,6 +215,8 @@ def test_nulls_are_no_numbers(values):
 def test_offsets_stay_64_bit_beyond_2_31():
     """apache/arrow#43185, apache/arrow#25822, ray-project/ray#29492: 32-bit offsets overflowed.
 
+    Also apache/arrow#44164 and lincc-frameworks/nested-pandas#95.
+
     Lists of nulls are long without taking memory.
     """
     size = 2**30

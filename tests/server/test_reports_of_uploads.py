@@ -70,7 +70,7 @@ def test_a_body_without_a_length_is_cut_where_it_grows_too_large(tmp_path):
 
 
 def test_what_decompresses_to_too_much_is_not_held_first(tmp_path):
-    """lightspeed-core/lightspeed-service#3064: the cap was applied to what had been read already."""
+    """lightspeed-core/lightspeed-service#3064: the cap was applied to what had been read."""
     data = stream(batch("a", tokens=400_000))
     body = zstandard.ZstdCompressor().compress(data)
     limits = {"max_request_bytes": "128KiB", "max_json_bytes": "128KiB"}

@@ -208,7 +208,7 @@ def test_moving_is_one_copy(samples, monkeypatch):
 
 
 def test_pinning_keeps_the_type(samples, monkeypatch):
-    """pytorch/pytorch#32150: a DataLoader's pinning turned batch types into plain ones."""
+    """pytorch/pytorch#32150, #67831, #48419, ray-project/ray#64653: pinning lost batch types."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     calls = []
@@ -306,7 +306,7 @@ def test_equal_lengths_and_a_single_record_stay_ragged(samples):
 
 
 def test_one_call_pads_all_columns_of_an_axis_alike(samples):
-    """verl-project/verl#7514: mask and log-probs were padded to different lengths."""
+    """verl-project/verl#7514, #7012: mask and log-probs were padded to different lengths."""
     batch = RaggedBatch.from_arrow(samples)
     shapes = {
         batch.padded(name, multiple_of=8).shape for name in ("rollout_log_probs", "topk_counts")

@@ -158,7 +158,7 @@ def test_an_error_in_a_worker_reaches_the_consumer(dataset_path):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_forked_beside_threads_raise(samples):
-    """pola-rs/polars#24162: a worker forked from a process with threads hung."""
+    """pola-rs/polars#24162, #17526, #14219, Lightning-AI/litData#823: a forked worker hung."""
     dataset = RaggedIterable(samples, 5)
     release = threading.Event()
     beside = threading.Thread(target=release.wait, name="busy", daemon=True)

@@ -34,7 +34,7 @@ def two_ranks(transformers, tmp_path_factory):
 
 
 def test_every_rank_of_accelerate_reads_its_own_batches(two_ranks):
-    """huggingface/accelerate#2023 and #4111: batches of unequal widths break dispatching."""
+    """huggingface/accelerate#2023, #348, #4111: batches of unequal widths break dispatching."""
     seen = [[ids for ids, _ in rank[0][1]] for rank in two_ranks]
     assert [len(batches) for batches in seen] == [4, 4]
     ids = [name for batches in seen for batch in batches for name in batch]
@@ -84,7 +84,7 @@ def test_a_map_dataset_goes_through_the_trainer(transformers, tmp_path):
 
 
 def test_dropped_columns_are_named_with_the_option_that_drops_them(transformers, tmp_path):
-    """huggingface/transformers#19599, huggingface/trl#3349: columns are gone without a word."""
+    """huggingface/transformers#19599, #7823, #43598, huggingface/trl#3349, #1186: no columns."""
     plain = arguments(transformers, tmp_path)
     with pytest.raises(rf.SchemaMismatchError, match="remove_unused_columns=False"):
         transformers.Trainer(
