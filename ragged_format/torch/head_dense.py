@@ -39,7 +39,9 @@ def backward_dense(
             p = log_p.exp()
             grad = grad_log_sum[picked, None] * p
             if grad_entropy is not None:
-                slope = torch.where(allowed, log_p + entropy[picked, None], 0)
+                slope = torch.where(
+                    allowed, problem.transform.held(log_p) + entropy[picked, None], 0
+                )
                 grad -= grad_entropy[picked, None] * p * slope
             column, inside = _label_column(problem, picked, part)
             grad[torch.arange(len(picked), device=grad.device), column] += torch.where(
@@ -65,8 +67,10 @@ def _dense_chunks(problem: Problem) -> Iterator[_Dense]:
     chosen = problem.dense_targets()
     picker = Picker(problem)
     size = len(problem.weight)
-    # Square-ish chunks: both the logits and the rows of the weight stay within the bound.
-    columns = max(1, min(size, max(1024, problem.chunk_elements // 512)))
+    # The logits stay within the bound, and up to 4,096 wide so do the rows of the weight. Taller
+    # chunks read the weight less often.
+    width = max(512, problem.hidden.shape[1])
+    columns = max(1, min(size, max(1024, problem.chunk_elements // width)))
     height = max(1, problem.chunk_elements // columns)
     parts = [(start, min(start + columns, size)) for start in range(0, size, columns)]
     for first in range(0, len(chosen), height):
@@ -120,7 +124,8 @@ def _add_dense(
     sums.top[targets] = top
     sums.mass[targets] = sums.mass[targets] * shrink + p.sum(1)
     held = torch.where(allowed, logits, 0)
-    sums.weighted[targets] = sums.weighted[targets] * shrink + (p * held).sum(1)
+    weighted = p * problem.transform.held(held)
+    sums.weighted[targets] = sums.weighted[targets] * shrink + weighted.sum(1)
     column, inside = _label_column(problem, targets, part)
     row = torch.arange(len(targets), device=column.device)
     hit = inside & allowed[row, column]
