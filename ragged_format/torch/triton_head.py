@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragged_format.errors import MissingDependencyError
+from ragged_format.errors import MissingDependencyError, UnsupportedFeatureError
 
 try:
     import triton
@@ -32,11 +32,16 @@ def _jit(kernel: Any) -> Any:
     return kernel if triton is None else triton.jit(kernel)
 
 
-def _check_installed() -> None:
+def _check_usable(out: Tensor) -> None:
     if triton is None:
         raise MissingDependencyError(
             "Triton is not installed", expected="triton", got="no such module",
             remedy='pip install triton, or use kernel="auto"',
+        )  # fmt: skip
+    if out.device.type == "cpu" and isinstance(_dots_kernel, triton.JITFunction):
+        raise UnsupportedFeatureError(
+            "Triton has no kernels for CPUs", expected="tensors on CUDA", got=out.device,
+            remedy='use kernel="auto", or set TRITON_INTERPRET=1 before Triton is imported',
         )  # fmt: skip
 
 
@@ -136,7 +141,7 @@ def dots(hidden: Tensor, weight: Tensor, positions: Tensor, rows: Tensor, out: T
     out : (t,) Tensor
         float32, or float64, in which products are summed.
     """
-    _check_installed()
+    _check_usable(out)
     if len(rows):
         with torch.cuda.device(out.get_device()):  # Triton launches on the current device
             _dots_kernel[_blocks(len(rows)),](
@@ -160,7 +165,7 @@ def add_hidden(
     rows, grad : (t,) Tensor
     out : (n, h) Tensor
     """
-    _check_installed()
+    _check_usable(out)
     if len(positions):
         with torch.cuda.device(out.get_device()):
             _bags_kernel[len(positions), -(-out.shape[1] // _WIDTH)](
@@ -171,7 +176,7 @@ def add_hidden(
 
 def add_weight(hidden: Tensor, positions: Tensor, rows: Tensor, grad: Tensor, out: Tensor) -> None:
     """Add ``grad[i] * hidden[positions[i]]`` to row ``rows[i]`` of `out`, (v, h)."""
-    _check_installed()
+    _check_usable(out)
     if len(rows):
         with torch.cuda.device(out.get_device()):
             _rows_kernel[_blocks(len(rows)), -(-out.shape[1] // _WIDTH)](

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import ragged_format as rf
+
 pytestmark = pytest.mark.triton
 
 # All that a block may have on both targets without asking for more.
@@ -44,7 +46,10 @@ def launches(monkeypatch, tmp_path):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
+    from ragged_format.torch import triton_head
+
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton_head, "_check_usable", lambda out: None)
     made = []
     run = JITFunction.run
 
@@ -104,6 +109,11 @@ def test_kernels_compile_and_fit(launches, tmp_path, capability, dtype, hidden_w
         assert (used["STACK"], used["LOCAL"]) == (0, 0), "registers are spilled to memory"
         assert used["REG"] * kernel.metadata.num_warps * 32 <= REGISTERS
         assert kernel.metadata.shared <= SHARED_BYTES
+
+
+def test_tensors_on_the_cpu_are_a_typed_error():
+    with pytest.raises(rf.UnsupportedFeatureError, match="CPU"):
+        launch_all(torch.float32, 64)
 
 
 def test_sums_are_of_the_width_that_results_have(launches):
