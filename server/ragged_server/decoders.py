@@ -108,32 +108,39 @@ class Decoders:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        has_small = False
         while True:
             with self._changed:
-                while self._is_open and not self._can_take():
+                if has_small and not self._small:
+                    has_small = self._has_small = False
+                while self._is_open and not self._can_take(has_small=has_small):
                     self._changed.wait()
                 if not self._is_open:
                     return
-                jobs, are_small = self._take()
+                jobs, has_small = self._take(has_small=has_small)
             try:
                 refused = self._work(jobs)
                 # Bodies must not stay until the next job, nor longer than their reservation.
                 del jobs
                 while refused:
                     refused.pop()()
-            finally:
-                if are_small:
-                    self._has_small = False
+            except BaseException:
+                self._has_small &= not has_small
+                raise
 
-    def _can_take(self) -> bool:
-        return bool(self._large or (self._small and not self._has_small))
+    def _can_take(self, *, has_small: bool) -> bool:
+        return bool(self._large or (self._small and (has_small or not self._has_small)))
 
-    def _take(self) -> tuple[list[Job], bool]:
-        """Return what has waited longest, and whether it is small; then all small ones with it."""
-        takes_small = bool(self._small) and not self._has_small
+    def _take(self, *, has_small: bool) -> tuple[list[Job], bool]:
+        """Return what has waited longest, and whether it is small; then all small ones with it.
+
+        The thread `has_small` if its last ones were small; it lets go of them for a large one.
+        """
+        takes_small = bool(self._small) and (has_small or not self._has_small)
         if takes_small and self._large:
             takes_small = self._small[0][0] < self._large[0][0]
         if not takes_small:
+            self._has_small &= not has_small
             jobs = [self._large.popleft()[1]]
         else:
             self._has_small = True
@@ -144,7 +151,7 @@ class Decoders:
                 if size > TOGETHER_BYTES:
                     break
                 jobs.append(self._small.popleft()[1])
-        if self._can_take():
+        if self._can_take(has_small=False):
             self._changed.notify()
         return jobs, takes_small
 

@@ -3,13 +3,13 @@
 import threading
 
 import pytest
-from support.http_server import SCHEMA, batch, settings, stream
+from support.http_server import SCHEMA, batch, settings, stream, wait_until
 from support.memory_store import MemoryStore
 
 import ragged_format as rf
 from ragged_format.errors import InvariantError, RaggedError
 from ragged_server.decode import Body, Decoded, decode, decode_together
-from ragged_server.decoders import Decoders, Job
+from ragged_server.decoders import SMALL_BYTES, Decoders, Job
 from ragged_server.limits import Budget
 
 OTHER = rf.sample_schema(vocab_size=100, columns=["reward"])
@@ -141,3 +141,48 @@ def test_a_fault_while_decoding_together_costs_nobody_an_answer(tmp_path, monkey
 
     decoders._work([job("a"), job("b")])
     assert told == {"a": 1, "b": 1}
+
+
+def test_one_thread_has_the_small_bodies_and_others_the_large_ones(tmp_path, monkeypatch):
+    sizes, told = [], {}
+    entered, go, all_told = threading.Event(), threading.Event(), threading.Event()
+
+    def held(job):
+        if job.on_stored.name == "s0":
+            entered.set()
+            assert go.wait(30)
+        return own(job)
+
+    decoders = Decoders(settings(tmp_path, decode_threads=2))
+    own, work = decoders._alone, decoders._work
+    monkeypatch.setattr(decoders, "_alone", held)
+    monkeypatch.setattr(decoders, "_work", lambda jobs: [sizes.append(len(jobs)), work(jobs)][1])
+    budget, store = Budget(1 << 30), MemoryStore()
+
+    class Told:
+        def __init__(self, name):
+            self.name = name
+
+        def __call__(self, appended, error, report):
+            told[self.name] = appended.stored
+            if len(told) == 6:
+                all_told.set()
+
+    def submit(name, tokens=3):
+        data = stream(batch(name, tokens=tokens))
+        body = Body(bytearray(data), "arrow")
+        decoders.submit(Job(body, budget.reserve(len(data)), store, None, None, Told(name)))
+        return len(data)
+
+    submit("s0")
+    assert entered.wait(30)
+    for number in range(1, 4):
+        submit(f"s{number}")
+    assert submit("large", tokens=20_000) > SMALL_BYTES
+    wait_until(lambda: told == {"large": 1})
+    submit("s4")
+    go.set()
+    assert all_told.wait(30)
+    decoders.close()
+    assert sizes == [1, 1, 4]
+    assert told == dict.fromkeys(["s0", "s1", "s2", "s3", "s4", "large"], 1)
