@@ -23,38 +23,24 @@ from __future__ import annotations
 
 import io
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ragged_format.compact_heads import (
-    decode_positions,
-    decode_shared,
-    encode_positions,
-    encode_shared,
-)
-from ragged_format.compact_planes import Block, Planes, split
-from ragged_format.compact_sets import decode_sets, encode_sets
-from ragged_format.errors import CorruptError, RaggedError, Where
-from ragged_format.lists import Int64, flat, offsets_of, to_list
+from ragged_format.compact_decoder import HEADER, RECORDS, BatchDecoder
+from ragged_format.compact_heads import encode_positions, encode_shared
+from ragged_format.compact_planes import Block, split
+from ragged_format.compact_sets import encode_sets
+from ragged_format.lists import Int64, flat
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
 __all__ = ["COMPACT_VERSION", "decode_batch", "encode_batch", "encoded_schema"]
 
 COMPACT_VERSION = 2
-# What numpy, json and Arrow raise on data that was not written by the encoder.
-_FOREIGN = (
-    ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError,
-    StopIteration, TypeError, ValueError, pa.ArrowException,
-)  # fmt: skip
-HEADER, RECORDS = "header", "record"
-Bytes = npt.NDArray[np.uint8]
 Values = npt.NDArray[Any]
 Arrays = Mapping[str, Values]
 
@@ -109,7 +95,7 @@ def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
 
 
 def decode_batch(
-    encoded: pa.RecordBatch, schema: RaggedSchema, columns: list[str] | None = None
+    encoded: pa.RecordBatch, schema: RaggedSchema, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """Return the batch that was encoded, bit for bit.
 
@@ -119,7 +105,7 @@ def decode_batch(
         As :func:`encode_batch` makes it.
     schema : RaggedSchema
         Declarations of the encoded data.
-    columns : list of str, optional
+    columns : sequence of str, optional
         Columns wanted. Others are not decoded, unless these need them.
 
     Raises
@@ -127,24 +113,7 @@ def decode_batch(
     CorruptError
         The blocks contradict the header (``RF-C001``).
     """
-    wanted = schema if columns is None else schema.select(columns)
-    try:
-        header = json.loads(_stored(encoded, HEADER).tobytes())
-        blocks = {name: Block(*block) for name, block in header["blocks"].items()}
-        decoder = _Decoder(encoded, schema, blocks)
-        records = decoder.records(int(header["rows"]))
-        arrays = [
-            decoder.list_column(c, records) if c.axis != RECORD else records.column(c.name)
-            for c in wanted
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=wanted.to_arrow())
-    except RaggedError:
-        raise
-    except _FOREIGN as err:
-        raise CorruptError(
-            "a compact batch contradicts its header", where=Where(), expected="whole blocks",
-            got=f"{type(err).__name__}: {err}", remedy="restore the file from a copy",
-        ) from err  # fmt: skip
+    return BatchDecoder(encoded, schema).batch(columns)
 
 
 def _encoded_set(
@@ -233,145 +202,8 @@ def _pack_records(batch: pa.RecordBatch, schema: RaggedSchema) -> bytes:
     return sink.getvalue()
 
 
-def _expect_transform(block: Block, transform: str | None, name: str) -> None:
-    if block.transform != transform:
-        raise CorruptError(
-            "a block has a transform that it cannot have", where=Where(column=name),
-            expected=repr(transform), got=repr(block.transform),
-        )  # fmt: skip
-
-
-def _stored(encoded: pa.RecordBatch, name: str) -> Bytes:
-    array = encoded.column(name)
-    start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
-    return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
-
-
 def _sampled(schema: RaggedSchema, arrays: Arrays) -> Values:
     if schema.profile == "packed":
         return arrays["target_ids"]
     out: Values = arrays["input_ids"][arrays["completion_mask"] != 0]
     return out
-
-
-class _Decoder:
-    """Decodes columns of one batch, each array once."""
-
-    def __init__(
-        self, encoded: pa.RecordBatch, schema: RaggedSchema, blocks: dict[str, Block]
-    ) -> None:
-        self._encoded = encoded
-        self._schema = schema
-        self._blocks = blocks
-        self._rows = 0
-        self._values: dict[str, Values] = {}
-        self._offsets: dict[str, Int64] = {}
-        self._lengths: dict[str, Int64] = {}
-
-    def records(self, rows: int) -> pa.RecordBatch:
-        data = pa.py_buffer(_stored(self._encoded, RECORDS))
-        batch = pa.ipc.open_stream(data).read_next_batch()
-        if batch.num_rows != rows:
-            raise CorruptError("records are missing", expected=rows, got=batch.num_rows)
-        self._rows = rows
-        return batch
-
-    def values(self, column: Column) -> Values:
-        """Return the flat values of a number column."""
-        known = self._values.get(column.name)
-        if known is None:
-            block = self._blocks[f"column:{column.name}"]
-            # Before memory is allocated: planes of one byte each say nothing about a size.
-            size = int(self.offsets(column.axis)[-1]) * math.prod(column.shape)
-            if block.size != size and (block.transform is None or block.size > size):
-                raise CorruptError(
-                    "a block has not the size of its axis", where=Where(column=column.name),
-                    expected=size, got=block.size,
-                )  # fmt: skip
-            planes = Planes(block, _stored(self._encoded, f"column:{column.name}"))
-            if block.transform is None:
-                known = planes.array()
-            else:
-                known = self._restored(column, planes, *block.transform.partition(":")[::2])
-            self._values[column.name] = known
-        return known
-
-    def _restored(self, column: Column, stored: Planes, transform: str, axis: str) -> Values:
-        dtype = column.type.to_pandas_dtype()
-        if transform in ("ranks", "positions") and stored.dtype.kind != "u":
-            raise CorruptError(
-                f"{transform} are unsigned integers", where=Where(column=column.name),
-                expected="an unsigned type", got=stored.dtype.str,
-            )  # fmt: skip
-        if transform == "ranks":
-            order = self._order(column.name)
-            return decode_sets(stored, order, self._counts(column.axis), self._sampled, dtype)
-        if transform == "positions":
-            return decode_positions(
-                stored, self._counts(column.axis), self._named(f"{axis}_ids"),
-                self._counts(axis), dtype,
-            )  # fmt: skip
-        if transform == "shared":
-            return decode_shared(
-                stored.array(), self._sampled, self._counts(axis), self._named(f"{axis}_ids"),
-                self._named(f"{axis}_log_probs"),
-            )  # fmt: skip
-        raise CorruptError(
-            "a block has a transform that does not exist",
-            expected="ranks, positions or shared", got=transform,
-        )  # fmt: skip
-
-    def _named(self, name: str) -> Values:
-        return self.values(self._schema[name])
-
-    def _counts(self, axis: str) -> Int64:
-        known = self._lengths.get(axis)
-        if known is None:
-            known = self._named(str(self._schema.axes[axis].counts)).astype(np.int64)
-            self._lengths[axis] = known
-        return known
-
-    def _order(self, name: str) -> Int64:
-        block = self._blocks[f"order:{name}"]
-        ranked = self._blocks[f"column:{name}"].size
-        _expect_transform(block, "differences", f"order:{name}")
-        if block.size > ranked or np.dtype(block.dtype).kind not in "iu":
-            raise CorruptError(
-                "ranks are of ids, at most as many as elements", where=Where(column=name),
-                expected=f"at most {ranked} integers", got=f"{block.size} of {block.dtype}",
-            )  # fmt: skip
-        steps = Planes(block, _stored(self._encoded, f"order:{name}")).array()
-        # In their own type, in which a difference may have wrapped around.
-        return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
-
-    @cached_property
-    def _sampled(self) -> Values:
-        if self._schema.profile == "packed":
-            return self._named("target_ids")
-        out: Values = self._named("input_ids")[self._named("completion_mask") != 0]
-        return out
-
-    def offsets(self, axis: str) -> Int64:
-        """Return the offsets of an axis per record."""
-        known = self._offsets.get(axis)
-        if known is None:
-            counts = self._schema.axes[axis].counts
-            if counts is None:
-                name = f"axis:{axis}"
-                _expect_transform(self._blocks[name], None, name)
-                if self._blocks[name].size != self._rows:
-                    raise CorruptError(
-                        "an axis has not one length for each record", where=Where(column=name),
-                        expected=self._rows, got=self._blocks[name].size,
-                    )  # fmt: skip
-                known = offsets_of(Planes(self._blocks[name], _stored(self._encoded, name)).array())
-            else:
-                outer = self.offsets(self._schema[counts].axis)
-                known = offsets_of(self._counts(axis))[outer]
-            self._offsets[axis] = known
-        return known
-
-    def list_column(self, column: Column, records: pa.RecordBatch) -> pa.Array:
-        if f"column:{column.name}" not in self._blocks:
-            return records.column(column.name).cast(column.arrow_type)
-        return to_list(self.values(column), self.offsets(column.axis), column)

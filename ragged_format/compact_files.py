@@ -10,7 +10,7 @@ says what it is:
 * ``ragged_format:compact_version``: "2";
 * ``ragged_format:schema``: the Arrow schema message of the encoded data, in base64.
 
-Records are decoded a batch at a time: reading one costs decoding its batch.
+A whole batch is decompressed for one record; of its columns only the record is decoded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import pyarrow as pa
 
 from ragged_format.arguments import check_choice
-from ragged_format.compact import COMPACT_VERSION, decode_batch, encode_batch, encoded_schema
+from ragged_format.compact import COMPACT_VERSION, encode_batch, encoded_schema
+from ragged_format.compact_decoder import BatchDecoder
 from ragged_format.decoding import VALIDATIONS, Projection, Validation, conform
 from ragged_format.digest import digest
 from ragged_format.errors import (
@@ -43,6 +45,7 @@ from ragged_format.errors import (
 from ragged_format.known_schemas import known_schema, read_schema_message
 from ragged_format.local_files import NewFile, local_path
 from ragged_format.parse import parse_versions
+from ragged_format.ragged import concat
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
@@ -51,6 +54,7 @@ from ragged_format.writer_state import WriterState, require_open
 
 if TYPE_CHECKING:
     from ragged_format.known_schemas import KnownSchema
+    from ragged_format.lists import Int64
     from ragged_format.schema import RaggedSchema
 
 __all__ = ["FEATURE", "CompactReader", "CompactWriter", "is_compact"]
@@ -62,8 +66,10 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowEr
 _SCHEMA_KEY = f"{NAMESPACE}schema".encode()
 _FEATURES_KEY = f"{NAMESPACE}required_features".encode()
 _VERSION_KEY = f"{NAMESPACE}compact_version".encode()
-# Decoded batches that a reader keeps for random access.
+# Batches that a reader keeps for random access, decoded and only decompressed.
 _KEPT = 2
+# Records that take about as long in a whole batch as the overhead of decoding some alone.
+_ALONE = 4
 
 
 class CompactWriter:
@@ -180,7 +186,8 @@ class CompactReader:
         self.path = local_path(path)
         self._verify = verify
         self._columns = columns
-        self._kept: dict[int, pa.RecordBatch] = {}
+        self._kept: dict[tuple[int, tuple[str, ...] | None], pa.RecordBatch] = {}
+        self._opened: dict[int, tuple[BatchDecoder, int]] = {}
         try:
             self._file = _open(self.path)
             self._known = _known(self._file.schema)
@@ -220,11 +227,98 @@ class CompactReader:
         """Number of batches, the trailer not counted."""
         return self.trailer.batches
 
-    def batch(self, index: int, *, keep: bool = True) -> pa.RecordBatch:
+    def batch(
+        self, index: int, *, keep: bool = True, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
         """Return one batch, decoded; its digest is compared if the reader verifies.
 
-        The last few are kept, unless the caller keeps what it needs.
+        Parameters
+        ----------
+        index : int
+        keep : bool
+            Keep the last few, unless the caller keeps what it needs.
+        columns : sequence of str, optional
+            Fewer columns than the reader returns; unless it verifies, no others are decoded.
         """
+        self._check_index(index)
+        projection = self._narrowed(columns)
+        names = _names(projection, self._known, verify=self._verify)
+        batch = self._kept.get((index, names))
+        if batch is None and (index, None) in self._kept:
+            return projection.apply(self._kept[index, None])
+        if batch is None:
+            batch = self._decode(index, Tally(), verify=self._verify, columns=names)
+            if keep:
+                if len(self._kept) >= _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[index, names] = batch
+        return projection.apply(batch) if names is None else batch
+
+    def rows(
+        self,
+        index: int,
+        rows: Int64,
+        *,
+        columns: Sequence[str] | None = None,
+        copy: bool = False,
+    ) -> pa.RecordBatch:
+        """Return some records of one batch, decoding no others where they are few.
+
+        What was decompressed is kept for the last few batches. Once as many records were asked for
+        as cost about what the batch does, and where the reader verifies, it is decoded whole.
+
+        Parameters
+        ----------
+        index : int
+        rows : (k,) int64
+            Records, ``0 <= row < records``, ascending, repeats allowed; at least one.
+        columns : sequence of str, optional
+            As :meth:`batch` takes them.
+        copy : bool
+            Return nothing that keeps a whole batch in memory.
+        """
+        self._check_index(index)
+        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+        runs = np.stack((rows[starts], np.diff(starts, append=len(rows))), axis=1).tolist()
+        names = _names(self._narrowed(columns), self._known, verify=self._verify)
+        is_kept = (index, names) in self._kept or (index, None) in self._kept
+        decoder = None if self._verify or is_kept else self._few(index, len(runs), len(rows), names)
+        if decoder is None:
+            whole = self.batch(index, columns=columns)
+            pieces = [whole.slice(first, count) for first, count in runs]
+            # One piece would be a view; with an empty second one it is copied.
+            return concat([*pieces, whole.slice(0, 0)] if copy else pieces)
+        try:
+            parts = [decoder.batch(names, (first, first + count)) for first, count in runs]
+            batch = concat(parts)
+            schema = self._narrowed(columns).schema
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            check_arrays(batch)
+        except RaggedError as err:
+            raise err.at(Where(file=str(self.path), batch=index)) from err.__cause__
+        return batch
+
+    def _few(
+        self, index: int, runs: int, rows: int, names: tuple[str, ...] | None
+    ) -> BatchDecoder | None:
+        """Return what decodes records of a batch alone, None where all cost about the same."""
+        decoder, asked = self._opened.get(index, (None, 0))
+        asked += rows + runs * _ALONE
+        if asked >= self.rows_per_batch[index]:
+            return None
+        if decoder is None:
+            try:
+                decoder = BatchDecoder(self._encoded(index)[0], self._known.ragged)
+                if decoder.num_rows != self.rows_per_batch[index]:
+                    raise _other_rows(self.rows_per_batch[index], decoder.num_rows)
+            except RaggedError as err:
+                raise err.at(Where(file=str(self.path), batch=index)) from err.__cause__
+            if len(self._opened) >= _KEPT:
+                self._opened.pop(next(iter(self._opened)))
+        self._opened[index] = decoder, asked
+        return None if decoder.needs_all(names) else decoder
+
+    def _check_index(self, index: int) -> None:
         try:
             known = 0 <= operator.index(index) < self.num_batches
         except TypeError:
@@ -235,19 +329,19 @@ class CompactReader:
                 expected=f"0 <= index < {self.num_batches}", got=repr(index),
                 remedy="ask num_batches first",
             )  # fmt: skip
-        batch = self._kept.get(index)
-        if batch is None:
-            batch = self._decode(index, Tally(), verify=self._verify)
-            if keep:
-                if len(self._kept) >= _KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[index] = batch
-        return self._projection.apply(batch)
+
+    def _narrowed(self, columns: Sequence[str] | None) -> Projection:
+        if columns is None:
+            return self._projection
+        self.ragged_schema.select(columns)  # only columns that this reader returns
+        return Projection(self._known.ragged, self._known.schema, columns)
 
     def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches, with these columns only if some are named."""
-        projection = Projection(self.ragged_schema, self.schema, columns)
-        return map(projection.apply, map(self._projection.apply, self.scan(verify=self._verify)))
+        projection = self._narrowed(columns)
+        names = _names(projection, self._known, verify=self._verify)
+        found = self._scan(names, verify=self._verify)
+        return map(projection.apply, found) if names is None else found
 
     def verify(self) -> Trailer:
         """Read everything, compare it with all digests, and return the trailer."""
@@ -257,9 +351,12 @@ class CompactReader:
 
     def scan(self, *, verify: bool = True) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches with all columns, nothing kept."""
+        return self._scan(None, verify=verify)
+
+    def _scan(self, columns: tuple[str, ...] | None, *, verify: bool) -> Iterator[pa.RecordBatch]:
         tally = Tally()
         for index in range(self.num_batches):
-            yield self._decode(index, tally, verify=verify)
+            yield self._decode(index, tally, verify=verify, columns=columns)
         if verify and tally.hexdigest() != self.trailer.digest:
             raise ChecksumError(
                 "the batches are not those that the trailer states",
@@ -267,29 +364,42 @@ class CompactReader:
                 got=tally.hexdigest(),
             )  # fmt: skip
 
-    def _decode(self, index: int, tally: Tally, *, verify: bool) -> pa.RecordBatch:
-        where = Where(file=str(self.path), batch=index)
+    def _encoded(self, index: int) -> tuple[pa.RecordBatch, bytes]:
+        """Return one batch as it is stored, decompressed, and the digest that it states."""
         try:
             encoded, metadata = self._file.get_batch_with_custom_metadata(index)
             encoded.validate(full=True)
         except _ARROW_ERRORS as err:
             raise CorruptError(
-                "Arrow cannot read an encoded batch", where=where, expected="a whole batch",
-                got=str(err), remedy="restore the file from a copy",
+                "Arrow cannot read an encoded batch", where=Where(file=str(self.path), batch=index),
+                expected="a whole batch", got=str(err), remedy="restore the file from a copy",
             ) from err  # fmt: skip
+        return encoded, (metadata or {}).get(DIGEST_KEY, b"")
+
+    def _decode(
+        self, index: int, tally: Tally, *, verify: bool, columns: tuple[str, ...] | None
+    ) -> pa.RecordBatch:
+        digest_stated = b""
+        opened = None if verify else self._opened.pop(index, None)
+        if opened is None:
+            encoded, digest_stated = self._encoded(index)
         try:
-            batch = decode_batch(encoded, self._known.ragged)
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._known.schema)
+            decoder = opened[0] if opened else BatchDecoder(encoded, self._known.ragged)
+            batch = decoder.batch(columns)
+            schema = self._known.schema if columns is None else self._narrowed(columns).schema
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
             check_arrays(batch)
-            stated = (metadata or {}).get(DIGEST_KEY, b"").decode(errors="replace")
+            stated = digest_stated.decode(errors="replace")
             rows = self.rows_per_batch[index]
             content = digest(batch) if verify else b""
-            if batch.num_rows != rows or (verify and content.hex() != stated):
+            if verify and content.hex() != stated:
                 raise ChecksumError(
-                    "a decoded batch does not match its digest and row count",
-                    expected=(stated, rows), got=(content.hex(), batch.num_rows),
-                )  # fmt: skip
+                    "a decoded batch does not match its digest", expected=stated, got=content.hex()
+                )
+            if batch.num_rows != rows:
+                raise _other_rows(rows, batch.num_rows)
         except RaggedError as err:
+            where = Where(file=str(self.path), batch=index)
             raise err.at(where) from err.__cause__
         tally.add(content, batch.num_rows, {})
         return batch
@@ -323,6 +433,18 @@ def is_compact(path: str | os.PathLike[str]) -> bool:
     except RaggedError:
         return False
     return _VERSION_KEY in metadata
+
+
+def _names(projection: Projection, known: KnownSchema, *, verify: bool) -> tuple[str, ...] | None:
+    """Return the columns to decode, None for all: a digest is one of all columns."""
+    names = tuple(projection.ragged.columns)
+    return None if verify or names == tuple(known.ragged.columns) else names
+
+
+def _other_rows(expected: int, got: int) -> ChecksumError:
+    return ChecksumError(
+        "a decoded batch has not the records that the trailer states", expected=expected, got=got
+    )
 
 
 def _reopen(path: Path, columns: Sequence[str] | None, verify: bool) -> CompactReader:  # noqa: FBT001

@@ -6,6 +6,7 @@ in the header. Joining works on parts that fit the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,27 +77,41 @@ class Planes:
 
     Parameters
     ----------
-    block : Block
-        How they are stored.
-    data : (s,) uint8
-        The stored planes end to end.
-
-    Attributes
-    ----------
     dtype : numpy.dtype
         Type of an element.
-
-    Raises
-    ------
-    CorruptError
-        `data` has not the size that the block states (``RF-C001``).
-    LimitExceededError
-        The block is too large (``RF-L001``).
+    size : int
+        Number of elements.
+    planes : list of (n,) uint8 or int
+        Lowest byte first, one for each byte of the narrowest unsigned type that says everything.
+    transform : str, optional
+        As the block has it.
     """
 
-    def __init__(self, block: Block, data: Bytes) -> None:
-        self.dtype = np.dtype(block.dtype)
-        width = self.dtype.itemsize
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        size: int,
+        planes: Sequence[Bytes | int],
+        transform: str | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.transform = transform
+        self._size = size
+        self._planes = planes
+
+    @classmethod
+    def of(cls, block: Block, data: Bytes) -> Planes:
+        """Return the planes of a block whose stored ones lie end to end in `data`, (s,) uint8.
+
+        Raises
+        ------
+        CorruptError
+            `data` has not the size that the block states (``RF-C001``).
+        LimitExceededError
+            The block is too large (``RF-L001``).
+        """
+        dtype = np.dtype(block.dtype)
+        width = dtype.itemsize
         if block.size * width > MAX_BLOCK_BYTES:
             raise LimitExceededError(
                 "a block is too large", expected=f"<= {MAX_BLOCK_BYTES} bytes",
@@ -113,8 +128,7 @@ class Planes:
         # Planes above the highest that says anything are zeros: widening at the end adds them.
         while width > 1 and all(plane == 0 for plane in block.planes[width // 2 : width]):
             width //= 2
-        self._planes: list[Bytes | int] = planes[:width]
-        self._size = block.size
+        return cls(dtype, block.size, planes[:width], block.transform)
 
     def __len__(self) -> int:
         return self._size
@@ -127,6 +141,12 @@ class Planes:
             return np.full(last - first, joined, f"<u{len(self._planes)}")
         out: Array = joined
         return out
+
+    def part(self, first: int, last: int) -> Planes:
+        """Return elements `first` to `last`, a view; fewer where there are no more."""
+        first, last, _ = slice(first, last).indices(self._size)
+        planes = [p if isinstance(p, int) else p[first:last] for p in self._planes]
+        return Planes(self.dtype, max(0, last - first), planes, self.transform)
 
     def array(self) -> Array:
         """Return all elements, (n,) of their type, as a copy."""

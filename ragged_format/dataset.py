@@ -170,7 +170,9 @@ class Dataset:
     def __getitem__(self, index: int | slice) -> pa.RecordBatch:
         """Return one record, or a slice of records, as a batch.
 
-        One record is a view of its shard. Negative indices count from the end.
+        One record is a view of its shard, if that is hot. Of a batch of a compact shard, only this
+        record is decoded while few of the batch were asked for. Negative indices count from the
+        end.
 
         Raises
         ------
@@ -187,7 +189,7 @@ class Dataset:
                 expected="int or slice", got=repr(index),
                 remedy="use take() for a list of indices",
             ) from err  # fmt: skip
-        return self._projection.apply(self._snapshot.record(self._position(position)))
+        return self._snapshot.record(self._position(position), self._projection)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self.batches():
@@ -200,7 +202,8 @@ class Dataset:
         """Return the records at these positions, in this order, repeats included, as one batch.
 
         Guarantees: a copy of these records only, unless they are one run inside one batch, which
-        is a view; shards are never loaded whole.
+        is a view; shards are never loaded whole. A batch of a compact shard is decoded once, and
+        not whole where few of its records are asked for.
 
         Parameters
         ----------

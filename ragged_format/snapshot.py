@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ragged_format.canonical import require_same
 from ragged_format.compact_files import CompactReader
 from ragged_format.decoding import Projection, conform
 from ragged_format.errors import (
@@ -94,6 +95,7 @@ class ShardReader:
         self.file = file
         self.path: Path | str = file if name is None else name
         self._known = manifest.known
+        self._is_known = False
         self.nbytes = shard.bytes
         where = Where(file=str(self.path))
         try:
@@ -144,10 +146,51 @@ class ShardReader:
                 batch = self._file.batch(index)
         return conform(batch, self._known, Where(str(self.path), index))
 
-    def batches(self, *, verify: bool = False) -> Iterator[pa.RecordBatch]:
-        """Return an iterator over all batches under the dataset's schema."""
+    def rows(
+        self, index: int, rows: Int64, projection: Projection, *, copy: bool = False
+    ) -> pa.RecordBatch:
+        """Return some records of one batch, ascending, with these columns.
+
+        Of a batch that is decoded, no others are where they are few.
+
+        Parameters
+        ----------
+        index : int
+        rows : (k,) int64
+            Ascending, repeats allowed; at least one.
+        projection : Projection
+        copy : bool
+            Return nothing that keeps a decoded batch in memory.
+        """
+        if not isinstance(self._file, CompactReader):
+            batch = projection.apply(self.batch(index))
+            return concat(list(_pieces(batch, rows, runs=True)))
+        columns = self._columns(index, projection)
+        with self._named():
+            batch = self._file.rows(index, rows, columns=columns, copy=copy)
+        return pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
+
+    def _columns(self, index: int, projection: Projection) -> list[str]:
+        """Return the names of columns after comparing the schema of the file."""
+        if not self._is_known:
+            require_same(self._known.ragged, self._file.ragged_schema, Where(str(self.path), index))
+            self._is_known = True
+        return list(projection.ragged.columns)
+
+    def batches(
+        self, *, verify: bool = False, projection: Projection | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Return an iterator over all batches, under the dataset's schema or with some columns."""
         if not verify:
-            yield from map(self.batch, range(len(self.bounds) - 1))
+            for index in range(len(self.bounds) - 1):
+                if projection is None or not isinstance(self._file, CompactReader):
+                    batch = self.batch(index)
+                    yield batch if projection is None else projection.apply(batch)
+                    continue
+                columns = self._columns(index, projection)
+                with self._named():
+                    batch = self._file.batch(index, columns=columns)
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
             return
         scan = self._file.scan()
         for index in itertools.count():
@@ -155,7 +198,8 @@ class ShardReader:
                 batch = next(scan, None)
             if batch is None:
                 return
-            yield conform(batch, self._known, Where(str(self.path), index))
+            batch = conform(batch, self._known, Where(str(self.path), index))
+            yield batch if projection is None else projection.apply(batch)
 
     def verify(self) -> None:
         """Read everything and compare it with all digests."""
@@ -287,10 +331,16 @@ class Snapshot:
         place = self.place(position)
         return Where(str(self.reader(place.shard).path), place.batch, place.row, column)
 
-    def record(self, position: int) -> pa.RecordBatch:
-        """Return one record, a view."""
-        place = self.place(position)
-        return self.reader(place.shard).batch(place.batch).slice(place.row, 1)
+    def record(self, position: int, projection: Projection | None = None) -> pa.RecordBatch:
+        """Return one record, with these columns if some are named; a view where batches are."""
+        shard, index, row = self.place(position)
+        reader = self.reader(shard)
+        if not reader.decodes:
+            record = reader.batch(index).slice(row, 1)
+            return record if projection is None else projection.apply(record)
+        if projection is None:
+            projection = Projection(self.manifest.known.ragged, self.manifest.known.schema, None)
+        return reader.rows(index, np.array([row], np.int64), projection)
 
     def take(self, positions: Int64, projection: Projection) -> pa.RecordBatch:
         """Return records in the order of `positions`; only their batches are touched."""
@@ -307,7 +357,12 @@ class Snapshot:
             inner = np.searchsorted(rows, reader.bounds)
             for index in np.flatnonzero(np.diff(inner)).tolist():
                 picked = rows[inner[index] : inner[index + 1]] - reader.bounds[index]
-                groups.append((projection.apply(reader.batch(index)), picked))
+                if reader.decodes:
+                    batch = reader.rows(index, picked, projection, copy=True)
+                    picked = np.arange(len(picked))
+                else:
+                    batch = projection.apply(reader.batch(index))
+                groups.append((batch, picked))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         in_order = bool((back[1:] > back[:-1]).all())
@@ -322,8 +377,7 @@ class Snapshot:
     def batches(self, projection: Projection, *, verify: bool) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches as they are stored, views."""
         for number in range(len(self.manifest.shards)):
-            for batch in self.reader(number).batches(verify=verify):
-                yield projection.apply(batch)
+            yield from self.reader(number).batches(verify=verify, projection=projection)
 
 
 def _pieces(batch: pa.RecordBatch, rows: Int64, *, runs: bool) -> Iterator[pa.RecordBatch]:

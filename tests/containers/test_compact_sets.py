@@ -5,13 +5,15 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
 
 import ragged_format as rf
 from ragged_format.compact import decode_batch, encode_batch
+from ragged_format.compact_decoder import BatchDecoder
 from ragged_format.compact_heads import decode_shared
 from ragged_format.compact_planes import Block, Planes, split
 from ragged_format.compact_sets import decode_sets, encode_sets
-from ragged_format.testing import rollouts
+from ragged_format.testing import assert_ragged_equal, packed_batches, rollouts, sample_batches
 
 
 def sets_of(counts, ids, seed=0):
@@ -103,7 +105,7 @@ def test_ranks_and_positions_of_other_types_are_refused(name, dtype):
 def test_planes_give_all_and_any_part(values, monkeypatch):
     monkeypatch.setattr("ragged_format.compact_planes.PART", 300)
     block, data = split(values)
-    planes = Planes(block, np.frombuffer(data, np.uint8))
+    planes = Planes.of(block, np.frombuffer(data, np.uint8))
     assert len(planes) == len(values)
     assert planes.array().dtype == values.dtype
     assert np.array_equal(planes.array(), values)
@@ -122,7 +124,7 @@ def test_a_part_is_no_wider_than_its_planes():
 
 
 def planes_of(block, data):
-    return Planes(Block(*block.to_json()), np.frombuffer(data, np.uint8))
+    return Planes.of(Block(*block.to_json()), np.frombuffer(data, np.uint8))
 
 
 def test_a_batch_of_many_parts_comes_back(monkeypatch):
@@ -151,3 +153,45 @@ def test_log_probs_that_are_more_or_fewer_than_the_heads_leave_are_refused(surpl
     stored = np.zeros(2 + surplus, np.float32)
     with pytest.raises(rf.CorruptError, match="size"):
         decode_shared(stored, np.array([4, 9, 2]), counts, ids, np.zeros(2, np.float32))
+
+
+def decoders(batch):
+    schema = rf.parse_schema(batch.schema)
+    return BatchDecoder(encode_batch(batch, schema), schema)
+
+
+@given(sample_batches())
+def test_any_records_of_samples_come_back_alone(batch):
+    decoder = decoders(batch)
+    for first in range(batch.num_rows):
+        for last in (first, first + 1, batch.num_rows):
+            got = decoder.batch(None, (first, last))
+            assert_ragged_equal(got, batch.slice(first, last - first))
+
+
+@given(packed_batches())
+def test_any_records_of_packed_rows_come_back_alone(batch):
+    decoder = decoders(batch)
+    for row in range(batch.num_rows):
+        assert_ragged_equal(decoder.batch(None, (row, row + 1)), batch.slice(row, 1))
+
+
+def test_some_columns_of_some_records_come_back():
+    batch = rollouts(np.random.default_rng(4), num_samples=30, columns=None)
+    decoder = decoders(batch)
+    assert decoder.needs_all()
+    for name in batch.schema.names:
+        schema = rf.parse_schema(batch.schema).select([name])
+        got = decoder.batch([name], (7, 19))
+        assert_ragged_equal(got, batch.select(list(schema.columns)).slice(7, 12))
+    assert not decoder.needs_all(["topk_ids", "candidate_ids"])
+    assert decoder.batch(None, (30, 30)).num_rows == 0
+
+
+def test_a_record_does_not_keep_the_batch_in_memory():
+    batch = rollouts(np.random.default_rng(4), num_samples=200, columns=None)
+    one = decoders(batch).batch(None, (7, 8))
+    for name in batch.schema.names:
+        if pa.types.is_large_list(batch.schema.field(name).type):
+            kept = sum(b.size for b in one[name].buffers() if b is not None)
+            assert kept <= 2 * one[name].nbytes + 64, name
