@@ -16,11 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ragged_format.arguments import check_choice, check_integer, check_number
+from ragged_format.arguments import check_choice, check_integer
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
 from ragged_format.torch.arguments import check_scale, check_tensors, counts_array
 from ragged_format.torch.head_autograd import Scores, logits_of, set_scores
+from ragged_format.torch.head_inputs import (
+    check_distinct,
+    check_group,
+    check_host_counts,
+    check_indices,
+    check_same_device,
+    check_temperatures,
+    check_transform,
+)
 from ragged_format.torch.head_problem import Kernel, Problem, Transform
 
 if TYPE_CHECKING:
@@ -113,7 +122,8 @@ def support_log_probs(
     Raises
     ------
     InvariantError
-        A label is outside its set (``RF-I013``) or twice in it (``RF-I012``); an id is no row of
+        A label is outside its set (``RF-I013``) or twice in it (``RF-I012``; on CPUs, any id that
+        is twice in a set); an id is no row of
         the weight (``RF-I011``; for sharded weights, and with "flag" on accelerators, such ids are
         left out of their sets); counts do not sum to t (``RF-I005``).
     SchemaMismatchError
@@ -197,9 +207,11 @@ def head_log_probs(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
     )  # fmt: skip
+    check_indices(head_ids=head_ids, head_counts=head_counts)
     counts = head_counts.to(hidden.device, torch.int64)
     host = counts_array(head_counts.cpu() if host_head_counts is None else host_head_counts)
     _check_counts(host, len(target_ids), len(head_ids))
+    check_host_counts(head_counts, host)
     ids = head_ids.to(hidden.device, torch.int64)
     log_probs, _, log_sum, hits = scorer.over_sets()
     scorer.check(hits, on_outside, ids)
@@ -233,15 +245,16 @@ class _Scorer:
     ) -> None:
         _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
         check_scale("temperature", temperature)
-        check_number("logit_scale", logit_scale)
-        if soft_cap is not None:
-            check_number("soft_cap", soft_cap)
+        check_transform(bias, logit_scale, soft_cap)
+        check_same_device(hidden.device, hidden=hidden, weight=weight, bias=bias)
+        check_group(group)
         check_integer("vocab_start", vocab_start, 0)
         check_integer("chunk_elements", chunk_elements, 1)
         check_choice("kernel", kernel, ("auto", *_KERNELS))
         host = candidate_counts.cpu() if host_counts is None else host_counts
         self.host_counts: HostCounts = counts_array(host)
         _check_counts(self.host_counts, len(target_ids), len(candidate_ids))
+        check_host_counts(candidate_counts, self.host_counts)
         device = hidden.device
         if device.type == pred_index.device.type == "cpu":  # elsewhere this would wait for it
             _check_positions(pred_index, len(hidden))
@@ -262,7 +275,7 @@ class _Scorer:
         return set_scores(*self._inputs, self._base)
 
     def check(self, hits: Tensor, on_outside: str, head_ids: Tensor | None = None) -> None:
-        """Raise if a label is not once in its set, or an id is not in the vocabulary.
+        """Raise if a label is not once in its set, or an id is not in the vocabulary, or twice.
 
         On an accelerator this waits once where nothing is wrong, and with "flag" never.
         """
@@ -276,6 +289,8 @@ class _Scorer:
         if on_outside == "error":
             wrong.append((hits != 1).any())
         if not wrong or not bool(torch.stack(wrong).any()):
+            if on_outside == "error":
+                check_distinct(self._ids, self._counts)
             return
         for name, ids in columns.items():
             _check_ids(ids, outside[name], name, self._base.vocab_start, len(self._base.weight))
@@ -325,20 +340,23 @@ def _kernel(kernel: str, hidden: Tensor) -> Kernel:
 def _inverse_temperature(
     temperature: float | Tensor, size: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
+    if isinstance(temperature, Tensor):
+        check_temperatures(temperature)
     if isinstance(temperature, Tensor) and temperature.dim() > 0:
         if temperature.shape != (size,):
             raise SchemaMismatchError(
                 "temperature is a scalar or has one entry per target",
                 expected=(size,), got=tuple(temperature.shape),
+                remedy="pass a number, or the temperature of each target",
             )  # fmt: skip
         return temperature.to(device, dtype).reciprocal()
     if isinstance(temperature, Tensor) and temperature.device.type != "cpu":
         # Like one per target: to look at it the host would wait.
         return temperature.to(device, dtype).reciprocal().expand(size)
     value = float(temperature)
-    if not value > 0:
+    if not 0 < value < np.inf or 1 / value > torch.finfo(torch.float32).max:
         raise LimitExceededError(
-            "a temperature is positive",
+            "a temperature is positive and finite",
             expected="> 0",
             got=value,
             remedy="use 1 for logits as they are",
@@ -380,7 +398,7 @@ def _check(
             "candidate_ids": (candidate_ids, candidate_ids.shape),
         }  # fmt: skip
         for name, (tensor, shape) in vectors.items():
-            if tensor.dim() != 1 or tensor.shape != shape or tensor.dtype.is_floating_point:
+            if tensor.dim() != 1 or tensor.shape != shape:
                 wrong = name, f"integers of shape {tuple(shape)}", (
                     tensor.dtype, tuple(tensor.shape)
                 )  # fmt: skip
@@ -391,13 +409,18 @@ def _check(
             f"{name} do not fit", expected=expected, got=got,
             remedy=_REMEDIES.get(name, "pass the columns of one batch"),
         )  # fmt: skip
+    check_indices(
+        pred_index=pred_index, target_ids=target_ids, candidate_ids=candidate_ids,
+        candidate_counts=candidate_counts,
+    )  # fmt: skip
 
 
 def _check_results(on_outside: str, out_dtype: torch.dtype | None) -> None:
     check_choice("on_outside", on_outside, ("error", "flag"))
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+    floats = isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point
+    if out_dtype is not None and not floats:
         raise SchemaMismatchError(
-            "out_dtype is a dtype", expected="torch.dtype", got=repr(out_dtype),
+            "out_dtype is a float dtype", expected="a torch.dtype of floats", got=repr(out_dtype),
             remedy="pass torch.float32, for instance",
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.torch.head_flat import backward_logits, candidate_logits
+from ragged_format.torch.head_inputs import check_once
 from ragged_format.torch.head_problem import Gradients, Problem, Stats
 from ragged_format.torch.head_stats import backward, empty_gradients, forward
 
@@ -56,6 +57,7 @@ class _Head(torch.autograd.Function):
         grad_log_sum: Tensor | None,
         _: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        check_once()
         hidden, weight, bias, *saved = ctx.saved_tensors
         problem: Problem = ctx.problem
         stats = Stats(*saved)
@@ -87,6 +89,7 @@ class _Logits(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        check_once()
         *inputs, logits = ctx.saved_tensors
         problem: Problem = ctx.problem
         with _without_autocast(grad.device):

@@ -70,7 +70,13 @@ def add_flat(problem: Problem, sums: Sums) -> None:
         p = torch.exp(masked - finite(top)[flat.owner])
         hit = flat.is_label & flat.is_local
         columns = torch.stack(
-            [p, p * logits, torch.where(hit, logits, 0), hit.to(logits.dtype)], dim=1
+            [
+                p,
+                p * problem.transform.held(logits),
+                torch.where(hit, logits, 0),
+                hit.to(logits.dtype),
+            ],
+            dim=1,
         )
         totals = torch.segment_reduce(columns, "sum", lengths=flat.counts, unsafe=True)
         targets = flat.targets
@@ -96,7 +102,9 @@ def backward_flat(
         grad = _spread(grad_log_sum, *per_target) * p
         grad += torch.where(flat.is_label, _spread(grad_label, *per_target), 0)
         if grad_entropy is not None:
-            slope = log_p + _spread(stats.log_sum - stats.mean_logit, *per_target)
+            slope = problem.transform.held(log_p) + _spread(
+                stats.log_sum - stats.mean_logit, *per_target
+            )
             grad -= _spread(grad_entropy, *per_target) * p * slope
         grad = torch.where(flat.is_local, grad, 0)
         _add_gradients(problem, flat, logits, grad, out)
@@ -141,6 +149,8 @@ def _chunks(problem: Problem, chosen: npt.NDArray[np.int64]) -> Iterator[_Flat]:
     picker = Picker(problem)
     first = 0
     size = len(problem.weight)
+    if not size:  # a shard without ids
+        return
     most_targets, most = len(chosen), problem.rows_per_chunk
     if problem.kernel != "gather":
         # Candidates are numbers only; sparse gathers rows of hidden states, one per target.

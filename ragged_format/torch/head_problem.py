@@ -62,6 +62,10 @@ class Transform:
             out = self.soft_cap * torch.tanh(out / self.soft_cap)
         return out * inverse_temperature
 
+    def held(self, logits: Tensor) -> Tensor:
+        """Return logits that a probability of 0 can multiply: a bias may take ids out by -inf."""
+        return logits if self.bias is None else logits.clamp(min=torch.finfo(logits.dtype).min)
+
     def chain(self, grad: Tensor, logits: Tensor, inverse_temperature: Tensor) -> Tensor:
         """Return the gradient of the dot products from that of the logits."""
         out = grad * inverse_temperature

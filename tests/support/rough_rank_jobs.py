@@ -3,9 +3,10 @@
 import datetime as dt
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from support.rank_jobs import packed_rows
+from support.rank_jobs import head_case, head_results, packed_rows
 
 from ragged_format.errors import RaggedError
 from ragged_format.torch import RaggedBatch
@@ -67,3 +68,21 @@ def slow_source(rank, world_size):
         return len(list(scatter_stream(rows() if rank == 0 else None, group=group)))
     except RaggedError as err:
         return type(err).__name__
+
+
+def empty_shard(rank, world_size):
+    """Whether the head agrees with the whole one where one rank holds none of the ids."""
+    case = head_case(0)
+    size = len(case["weight"])
+    low, high = (0, size) if rank == 0 else (size, size)
+    same = []
+    for kernel in ("sparse", "gather"):
+        for over in ("support", "vocabulary"):
+            want = head_results(case, case["weight"], case["bias"], over, kernel=kernel)
+            got = head_results(
+                case, case["weight"][low:high], case["bias"][low:high], over, kernel=kernel,
+                vocab_start=low, group=dist.group.WORLD,
+            )  # fmt: skip
+            whole = [*want[:4], want[4][low:high], want[5][low:high]]
+            same += [np.allclose(a, b) for a, b in zip(got, whole, strict=True)]
+    return same

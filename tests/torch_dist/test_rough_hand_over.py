@@ -13,6 +13,7 @@ def rough():
     jobs = [
         ("left early", rough_rank_jobs.left_early, ()),
         ("refused", rough_rank_jobs.refused, ()),
+        ("empty shard", rough_rank_jobs.empty_shard, ()),
     ]
     first, second = run_ranks(2, rank_jobs.in_turn, jobs)
     return {name: (first[name], second[name]) for name in first}
@@ -30,6 +31,10 @@ def test_misuse_is_a_typed_error_on_every_rank(rough):
     assert all(error is not None and error[1] for error in first.values())
     gone_wrong = {"no stream", "no step", "no state"}
     assert {name for name, error in other.items() if error[0] == "HandOverError"} == gone_wrong
+
+
+def test_a_rank_may_hold_none_of_the_vocabulary(rough):
+    assert rough["empty shard"] == ([True] * 24, [True] * 24)
 
 
 def test_a_source_that_is_too_slow_is_an_error_everywhere():
