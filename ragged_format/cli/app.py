@@ -17,7 +17,13 @@ from ragged_format.cli import plugins
 from ragged_format.cli.bench import bench
 from ragged_format.cli.demo import demo
 from ragged_format.cli.inspect import inspect
-from ragged_format.cli.output import as_ragged_error, fail, interrupted
+from ragged_format.cli.output import (
+    as_ragged_error,
+    fail,
+    interrupted,
+    remember_words,
+    tell_wrong_usage,
+)
 from ragged_format.cli.sweep import sweep
 from ragged_format.cli.validate import validate
 from ragged_format.errors import MissingDependencyError, RaggedError
@@ -63,9 +69,16 @@ class _Commands(TyperGroup):
         for sentence in self._registered[1]:
             typer.echo(f"warning: command left out: {sentence}", err=True)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        remember_words(ctx, args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.TyperException as err:
+            tell_wrong_usage(ctx, err)
+            raise
         except RaggedError as err:
             err.remedy = self._in_options(ctx, err.remedy)
             raise fail(ctx, err) from err

@@ -39,10 +39,13 @@ __all__ = [
     "grid",
     "heading",
     "interrupted",
+    "remember_words",
+    "tell_wrong_usage",
 ]
 
 _JSON = "ragged_format.json"
 _DATA = "ragged_format.data_on_stdout"
+_WORDS = "ragged_format.words"
 # A pipe has no width; wide enough that no table of ours wraps.
 _PIPE_WIDTH = 120
 
@@ -179,6 +182,28 @@ def fail(ctx: typer.Context, err: RaggedError) -> typer.Exit:
     text = Text.assemble(("error:", "bold red"), f" {err}")
     _print(_console(stderr=True), text)
     return typer.Exit(1)
+
+
+def remember_words(ctx: typer.Context, words: Sequence[str]) -> None:
+    """Keep the words of the command line for :func:`tell_wrong_usage`."""
+    ctx.meta[_WORDS] = tuple(words)
+
+
+def tell_wrong_usage(ctx: typer.Context, err: typer.TyperException) -> None:
+    """Print wrong usage as JSON where that is asked for; its text and exit code 2 are typer's."""
+    words = ctx.meta.get(_WORDS, ())
+    # What is wrong may keep the option from being read.
+    options = words[: words.index("--")] if "--" in words else words
+    if not (ctx.meta.get(_JSON) or "--json" in options):
+        return
+    command = ctx.invoked_subcommand
+    message = err.format_message() if hasattr(err, "format_message") else str(err)
+    data: dict[str, Any] = {
+        "command": command, "ok": False, "error": "UsageError", "code": None, "what": message,
+        "where": {}, "expected": None, "got": None,
+        "remedy": f"see ragged {command} --help" if command else "see ragged --help",
+    }  # fmt: skip
+    _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
 
 
 def interrupted(ctx: typer.Context, err: KeyboardInterrupt) -> typer.Exit:
