@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["ONE_THREAD", "Pool", "deaf_to_interrupts", "interpreter_of", "rebuilt", "run_here"]
+__all__ = ["ONE_THREAD", "Pool", "job_orders", "job_pool", "rebuilt", "run_here"]
 
 # Every worker is one thread of computation: more would fight over the cores.
 ONE_THREAD = {
@@ -40,7 +40,7 @@ Advance = Callable[[int], None]
 Done = tuple[int, dict[str, Any]]
 
 
-def interpreter_of(module: str) -> list[str]:
+def _interpreter_of(module: str) -> list[str]:
     """Return the command of a fresh interpreter that calls ``main()`` of a module."""
     # The parent's modules are the worker's, however the parent found them.
     boot = (
@@ -51,7 +51,7 @@ def interpreter_of(module: str) -> list[str]:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def _deaf_to_interrupts() -> Iterator[None]:
     """Have processes that are started in the block never see Ctrl-C, which reaches all of a group.
 
     Ignoring it in the worker leaves a moment at its start, in which it dies with a traceback.
@@ -61,6 +61,36 @@ def deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def job_pool(job: Job, work: Path, *, workers: int, memory: int) -> Pool:
+    """Return the workers of a job, whose orders :func:`job_orders` returns.
+
+    Parameters
+    ----------
+    job : Job
+    work : Path
+        Work directory with ``plan.json`` and ``inputs.json``.
+    workers : int
+    memory : int
+        Bytes that each task may use, about.
+    """
+    reference = reference_of(job)
+    if reference.startswith("__main__:") or "<locals>" in reference:
+        raise errors.JobError(
+            "worker processes cannot import the class of this job", got=reference,
+            expected="a class at the top of a module", remedy="move it there, or use workers=1",
+        )  # fmt: skip
+    setup = {
+        "do": "ragged_pipeline.worker:job_tasks", "job": reference, "options": job.options(),
+        "work": str(work), "memory": memory,
+    }  # fmt: skip
+    return Pool(setup, workers=workers)
+
+
+def job_orders(stage: int, tasks: Iterable[int]) -> dict[int, Any]:
+    """Return what a worker is told of tasks of a stage."""
+    return {index: {"stage": stage, "task": index} for index in tasks}
 
 
 def run_here(
@@ -77,31 +107,20 @@ def run_here(
 
 
 class Pool:
-    """Worker processes of one job.
+    """Worker processes that do tasks, and are given another where one dies.
 
     Use it as a context manager: leaving the block ends the workers.
 
     Parameters
     ----------
-    job : Job
-    work : Path
-        Work directory with ``plan.json`` and ``inputs.json``.
+    setup : mapping
+        JSON values. ``do`` names a function as ``module:name``; a worker calls it with `setup`, and
+        what it returns with each order and a function that takes progress, for a record of it.
     workers : int
-    memory : int
-        Bytes that each task may use, about.
     """
 
-    def __init__(self, job: Job, work: Path, *, workers: int, memory: int) -> None:
-        reference = reference_of(job)
-        if reference.startswith("__main__:") or "<locals>" in reference:
-            raise errors.JobError(
-                "worker processes cannot import the class of this job", got=reference,
-                expected="a class at the top of a module", remedy="move it there, or use workers=1",
-            )  # fmt: skip
-        self._setup = json.dumps({
-            "job": reference, "options": job.options(), "work": str(work),
-            "memory": memory,
-        })  # fmt: skip
+    def __init__(self, setup: Mapping[str, Any], *, workers: int) -> None:
+        self._setup = json.dumps(dict(setup))
         self._workers = workers
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self._threads: list[threading.Thread] = []
@@ -126,8 +145,15 @@ class Pool:
         for process in processes:
             _end(process)
 
-    def run(self, stage: int, tasks: Iterable[int], *, advance: Advance) -> Iterator[Done]:
-        """Do tasks; yields index and record of each as they finish.
+    def run(self, orders: Mapping[int, Any], *, advance: Advance) -> Iterator[Done]:
+        """Do tasks, in this order; yields index and record of each as they finish.
+
+        Parameters
+        ----------
+        orders : mapping of int to JSON value
+            What each task is, by its index.
+        advance : callable
+            Receives the progress of all of them.
 
         Raises
         ------
@@ -136,11 +162,11 @@ class Pool:
         WorkerError
             Workers died over one task again and again (``RF-J002``).
         """
-        waiting = deque(tasks)
+        waiting = deque(orders.items())
         left = len(waiting)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threads = [
-            threading.Thread(target=self._serve, args=(n, stage, waiting, events), daemon=True)
+            threading.Thread(target=self._serve, args=(n, waiting, events), daemon=True)
             for n in range(min(self._workers, left))
         ]
         self._threads = threads
@@ -158,29 +184,29 @@ class Pool:
                 yield event
 
     def _serve(
-        self, number: int, stage: int, waiting: deque[int], events: queue.SimpleQueue[Any]
+        self, number: int, waiting: deque[tuple[int, Any]], events: queue.SimpleQueue[Any]
     ) -> None:
         """Feed one worker with tasks; a thread of the parent."""
         while True:
             try:
-                index = waiting.popleft()
+                index, order = waiting.popleft()
             except IndexError:
                 return
             try:
-                events.put((index, self._ask(number, stage, index, events)))
+                events.put((index, self._ask(number, index, order, events)))
             except BaseException as err:  # noqa: BLE001
                 events.put(err)
                 return
 
     def _ask(
-        self, number: int, stage: int, index: int, events: queue.SimpleQueue[Any]
+        self, number: int, index: int, order: Any, events: queue.SimpleQueue[Any]
     ) -> dict[str, Any]:
         status = None
         for _ in range(ATTEMPTS):
             process = self._worker(number)
             stdin, stdout = _pipes(process)
             with suppress(BrokenPipeError):
-                stdin.write(json.dumps({"stage": stage, "task": index}) + "\n")
+                stdin.write(json.dumps(order) + "\n")
                 stdin.flush()
             for line in iter(stdout.readline, ""):
                 if not line.endswith("\n"):  # it died while it wrote
@@ -209,9 +235,9 @@ class Pool:
                 return process
             if process is not None:
                 _end(process)
-            with deaf_to_interrupts():
+            with _deaf_to_interrupts():
                 process = subprocess.Popen(  # noqa: S603
-                    interpreter_of("ragged_pipeline.worker"),
+                    _interpreter_of("ragged_pipeline.worker"),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                     env=os.environ | ONE_THREAD,
                 )  # fmt: skip

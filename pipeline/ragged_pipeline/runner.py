@@ -21,7 +21,7 @@ from ragged_format.unique_ids import ON_DUPLICATE, OnDuplicate, TakenIds
 from ragged_pipeline.duplicates import require_unique_inputs, taken_ids
 from ragged_pipeline.job import Made
 from ragged_pipeline.outputs import Output, open_output
-from ragged_pipeline.pool import Pool, run_here
+from ragged_pipeline.pool import Pool, job_orders, job_pool, run_here
 from ragged_pipeline.progress import Meter, Report
 from ragged_pipeline.tasks import (
     clear_unfinished,
@@ -360,8 +360,8 @@ class _Local:
             )  # fmt: skip
             return
         if self._pool is None:
-            self._pool = Pool(job, work, workers=workers, memory=memory // workers)
-        yield from self._pool.run(stage, tasks, advance=advance)
+            self._pool = job_pool(job, work, workers=workers, memory=memory // workers)
+        yield from self._pool.run(job_orders(stage, tasks), advance=advance)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -1,6 +1,6 @@
-"""A worker process of a job, driven over pipes by :mod:`ragged_pipeline.pool`.
+"""A worker process of a job or a report, driven over pipes by :mod:`ragged_pipeline.pool`.
 
-Standard input gets JSON lines: first the job, then tasks. What comes back are JSON lines on the
+Standard input gets JSON lines: first what to do, then tasks. What comes back are JSON lines on the
 descriptor that was standard output: progress, a finished task, an error. When standard input ends
 the process ends at once, whatever it is doing, so that no worker outlives its parent.
 """
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ragged_pipeline.job import Job
     from ragged_pipeline.plan import Plan
 
-__all__ = ["described", "main", "opened_job", "reference_of"]
+__all__ = ["described", "job_tasks", "main", "opened_job", "reference_of"]
 
 ADVANCE_S = 0.1
 
@@ -34,14 +35,13 @@ def reference_of(job: Job) -> str:
     return f"{type(job).__module__}:{type(job).__qualname__}"
 
 
-def _load(reference: str, options: dict[str, Any]) -> Job:
-    """Make a job of what :func:`reference_of` returned and its options."""
+def _found(reference: str) -> Any:
+    """Return the class or function of a reference, as :func:`reference_of` makes them."""
     module, _, name = reference.partition(":")
     found: Any = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    job: Job = found.from_options(options)
-    return job
+    return found
 
 
 def main() -> None:
@@ -52,14 +52,15 @@ def main() -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     setup = json.loads(lines.get())
     try:
-        do = _prepared(setup, answers)
+        do = _prepared(setup)
     except Exception as err:  # noqa: BLE001
         _send(answers, {"error": described(err)})
         return
+    advance = _Advance(answers)
     while True:
         order = json.loads(lines.get())
         try:
-            record = do(order["stage"], order["task"])
+            record = do(order, advance)
         except Exception as err:  # noqa: BLE001
             _send(answers, {"error": described(err)})
             continue
@@ -84,39 +85,49 @@ def opened_job(reference: str, options: dict[str, Any], work: Path) -> tuple[Job
     from ragged_pipeline.inputs import require_planned
     from ragged_pipeline.plan import Plan
 
-    job = _load(reference, options)
+    job: Job = _found(reference).from_options(options)
     plan = Plan.from_json((work / "plan.json").read_bytes())
     inputs = job.reopen(json.loads((work / "inputs.json").read_bytes()))
     require_planned(inputs, plan)
     return job, plan, inputs
 
 
-def _prepared(setup: dict[str, Any], answers: IO[str]) -> Any:
+def _prepared(setup: dict[str, Any]) -> Any:
     import pyarrow as pa
-
-    from ragged_pipeline.tasks import run_task
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+    return _found(setup["do"])(setup)
+
+
+def job_tasks(setup: dict[str, Any]) -> Callable[[Any, Callable[[int], None]], dict[str, Any]]:
+    """Return what does the tasks of a job, which :func:`ragged_pipeline.pool.job_pool` set up."""
+    from ragged_pipeline.tasks import run_task
+
     work = Path(setup["work"])
     job, plan, inputs = opened_job(setup["job"], setup["options"], work)
 
-    def do(stage: int, task: int) -> dict[str, Any]:
-        waiting, last = 0, time.monotonic()
-
-        def advance(weight: int) -> None:
-            nonlocal waiting, last
-            waiting += weight
-            if (now := time.monotonic()) - last >= ADVANCE_S:
-                _send(answers, {"advance": waiting})
-                waiting, last = 0, now
-
+    def do(order: Any, advance: Callable[[int], None]) -> dict[str, Any]:
         return run_task(
-            job, plan, stage, task, work=work, inputs=inputs, memory=setup["memory"],
-            advance=advance,
+            job, plan, order["stage"], order["task"], work=work, inputs=inputs,
+            memory=setup["memory"], advance=advance,
         )  # fmt: skip
 
     return do
+
+
+class _Advance:
+    """Sends progress, a few times a second."""
+
+    def __init__(self, answers: IO[str]) -> None:
+        self._answers = answers
+        self._waiting, self._last = 0, time.monotonic()
+
+    def __call__(self, weight: int) -> None:
+        self._waiting += weight
+        if (now := time.monotonic()) - self._last >= ADVANCE_S:
+            _send(self._answers, {"advance": self._waiting})
+            self._waiting, self._last = 0, now
 
 
 def _send(answers: IO[str], message: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ from ragged_format.dataset import Dataset
 from ragged_format.errors import OutOfRangeError, Where
 from ragged_format.files import FileReader
 from ragged_format.validate import validate_batch
+from ragged_pipeline.pool import Pool
 from ragged_pipeline.reports.statistics import Options, Statistics
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from ragged_format.snapshot import ShardReader
     from ragged_format.sources import Source
 
-__all__ = ["Advance", "Part", "gather", "gather_part", "parts_of"]
+__all__ = ["Advance", "Part", "gather", "gather_part", "part_tasks", "parts_of"]
 
 # About this much is done at once by one worker; depends on no option, so that the parts, and with
 # them every figure, are the same for any number of workers.
@@ -32,6 +35,8 @@ PART_BYTES = 64 << 20
 SLICE_BYTES = 8 << 20
 # Starting processes takes longer than reading less than this.
 _ALONE_BYTES = 256 << 20
+# Parts per worker that are dealt before the figures of all of them are merged.
+_AHEAD = 8
 
 Advance = Callable[[int], None]
 
@@ -178,6 +183,34 @@ def _in_order(
     if workers <= 1:
         yield from ((part, gather_part(source, part, options)) for part in parts)
         return
-    from ragged_pipeline.reports.processes import in_processes
+    yield from _in_processes(source, parts, options, workers)
 
-    yield from in_processes(source, parts, options, workers)
+
+def _in_processes(
+    source: Any, parts: list[Part], options: Options, workers: int
+) -> Iterator[tuple[Part, Statistics]]:
+    """Yield each part with its figures, in order; a few parts per worker are held at a time."""
+    given = base64.b64encode(pickle.dumps((source, options))).decode()
+    setup = {"do": "ragged_pipeline.reports.collect:part_tasks", "given": given}
+    with Pool(setup, workers=workers) as pool:
+        for start in range(0, len(parts), workers * _AHEAD):
+            stop = min(start + workers * _AHEAD, len(parts))
+            orders = {number: astuple(parts[number]) for number in range(start, stop)}
+            early: dict[int, Statistics] = {}
+            number = start
+            for index, record in pool.run(orders, advance=lambda _: None):
+                early[index] = pickle.loads(base64.b64decode(record["figures"]))  # noqa: S301
+                while number in early:
+                    yield parts[number], early.pop(number)
+                    number += 1
+
+
+def part_tasks(setup: dict[str, Any]) -> Callable[[Any, Callable[[int], None]], dict[str, Any]]:
+    """Return what gathers parts in a worker process."""
+    source, options = pickle.loads(base64.b64decode(setup["given"]))  # noqa: S301
+
+    def do(order: Any, advance: Callable[[int], None]) -> dict[str, Any]:  # noqa: ARG001
+        found = gather_part(source, Part(*order), options)
+        return {"figures": base64.b64encode(pickle.dumps(found)).decode()}
+
+    return do
