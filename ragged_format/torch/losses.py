@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragged_format.arguments import check_choice, check_number
-from ragged_format.errors import InvariantError
+from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError
 from ragged_format.torch.arguments import check_tensors
 from ragged_format.torch.transfer import to_device
 
@@ -52,13 +52,20 @@ def clipped_policy_loss(
     log_probs : (m,) float Tensor
         Trainer's log-prob of each target.
     old_log_probs, advantages : (m,) float Tensor
-        No gradient.
+        No gradient. One advantage for all may be a scalar tensor.
     low, high : float
-        How far the ratio may go below and above 1.
+        How far the ratio may go below and above 1, >= 0; `high` may be infinite.
 
     Returns
     -------
     (m,) Tensor
+
+    Raises
+    ------
+    SchemaMismatchError
+        Shapes, kinds or devices differ (``RF-S004``).
+    LimitExceededError
+        A bound is none (``RF-L001``).
 
     Examples
     --------
@@ -67,8 +74,9 @@ def clipped_policy_loss(
     tensor([-1.2000, -1.0000])
     """
     check_tensors(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    check_number("low", low)
-    check_number("high", high)
+    _check_targets(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    check_number("low", low, 0)
+    check_number("high", high, 0)
     ratio = (log_probs - old_log_probs.detach()).exp()
     weight = advantages.detach()
     return -torch.minimum(ratio * weight, ratio.clamp(1 - low, 1 + high) * weight)
@@ -116,6 +124,13 @@ def score_centering_loss(
     Returns
     -------
     (m,) Tensor
+
+    Raises
+    ------
+    SchemaMismatchError, LimitExceededError
+        As :func:`clipped_policy_loss`.
+    InvariantError
+        The counts do not describe the heads (``RF-I005``).
     """
     check_tensors(
         log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages,
@@ -126,7 +141,16 @@ def score_centering_loss(
     check_choice("tail", tail, ("proportional", "none"))
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
-            check_number(name, bound)
+            check_number(name, bound, 0)
+    least, most = _bounds(weights, low, high)
+    if least > most:
+        raise LimitExceededError(
+            "the bounds of the weights leave none", expected=f"low <= {most}", got=least,
+            remedy="pass low <= high",
+        )  # fmt: skip
+    _check_targets(log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages)
+    _check_heads(log_probs, head_counts, head_log_probs, head_rollout_log_probs)
+    rollout_log_probs = rollout_log_probs.detach()
     owner, head_counts = _owner(head_counts, head_log_probs, head_rollout_log_probs)
     q = head_rollout_log_probs.detach().exp()
     p = head_log_probs.detach().exp()
@@ -200,6 +224,54 @@ def reverse_kl(
 def _check_kl(student: Tensor, teacher: Tensor, counts: Tensor, tail: str) -> None:
     check_tensors(head_log_probs=student, teacher_log_probs=teacher, head_counts=counts)
     check_choice("tail", tail, ("bucket", "renormalize"))
+    _check_heads(None, counts, student, teacher)
+
+
+def _check_targets(**named: Tensor) -> None:
+    """Raise unless there is one float for each target: others would broadcast without a word."""
+    (first, like), *_ = named.items()
+    for name, tensor in named.items():
+        scalar = name == "advantages" and not tensor.dim()
+        if tensor.dtype.is_complex or (tensor.shape != like.shape and not scalar):
+            raise SchemaMismatchError(
+                f"{name} and {first} do not fit", expected=f"numbers of shape {tuple(like.shape)}",
+                got=(tensor.dtype, tuple(tensor.shape)), remedy="pass one number for each target",
+            )  # fmt: skip
+        if tensor.device != like.device and tensor.dim():
+            raise SchemaMismatchError(
+                f"{name} and {first} lie on one device", expected=like.device, got=tensor.device,
+                remedy="move it there",
+            )  # fmt: skip
+
+
+def _check_heads(log_probs: Tensor | None, counts: Tensor, *values: Tensor) -> None:
+    """Raise unless heads are numbers, and counts integers, one for each target."""
+    size = counts.shape if log_probs is None else log_probs.shape
+    integers = not (
+        counts.dtype.is_floating_point or counts.dtype.is_complex or counts.dtype == torch.bool
+    )
+    if not integers or counts.shape != size or counts.dim() != 1:
+        raise InvariantError(
+            "the counts of heads are integers, one for each target", code="RF-I005",
+            expected=f"integers of shape {tuple(size)}", got=(counts.dtype, tuple(counts.shape)),
+            remedy="pass the counts of the heads of these targets",
+        )  # fmt: skip
+    if counts.device.type == "cpu" and len(counts) and int(counts.to(torch.int64).min()) < 0:
+        raise InvariantError(
+            "a count is negative", code="RF-I004", expected=">= 0",
+            got=int(counts.to(torch.int64).min()), remedy="pass the counts of these heads",
+        )  # fmt: skip
+    for value in values:
+        if value.dim() != 1 or value.dtype.is_complex:
+            raise InvariantError(
+                "heads are flat and parallel", code="RF-I005", expected="real numbers, (k,)",
+                got=(value.dtype, tuple(value.shape)), remedy="pass the heads end to end",
+            )  # fmt: skip
+        if value.device != values[0].device:
+            raise SchemaMismatchError(
+                "the heads of both sides lie on one device", expected=values[0].device,
+                got=value.device, remedy="move them there",
+            )  # fmt: skip
 
 
 def _kl(
@@ -254,11 +326,17 @@ def _log_sums(values: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
     return top + torch.where(counts > 0, sums, torch.ones_like(sums)).log()
 
 
+def _bounds(weights: str, low: float | None, high: float | None) -> tuple[float, float]:
+    """Return the bounds of importance weights, with their defaults."""
+    if weights == "tis":
+        return 0.0 if low is None else low, TIS_HIGH if high is None else high
+    return MIS_BAND[0] if low is None else low, MIS_BAND[1] if high is None else high
+
+
 def _weight(ratio: Tensor, weights: str, low: float | None, high: float | None) -> Tensor:
     if weights == "none":
         return torch.ones_like(ratio)
+    least, most = _bounds(weights, low, high)
     if weights == "tis":
-        return ratio.clamp(min=low, max=TIS_HIGH if high is None else high)
-    least = MIS_BAND[0] if low is None else low
-    most = MIS_BAND[1] if high is None else high
+        return ratio.clamp(min=least, max=most)
     return torch.where((ratio >= least) & (ratio <= most), ratio, torch.zeros_like(ratio))
