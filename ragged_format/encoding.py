@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 from ragged_format.arguments import check_choice
 from ragged_format.decoding import NOWHERE, VALIDATIONS, Validation, conform
 from ragged_format.digest import message_digest
-from ragged_format.errors import RaggedError, Where
-from ragged_format.flatbuffer import layout_of, parse_header, prefix_size, with_metadata
+from ragged_format.errors import ChecksumError, RaggedError, Where
+from ragged_format.flatbuffer import (
+    layout_of,
+    parse_header,
+    prefix_size,
+    rows_of,
+    with_metadata,
+)
 from ragged_format.known_schemas import KnownSchema, known_schema
 from ragged_format.soundness import check_arrays
-from ragged_format.trailer import Tally, Trailer, batch_metadata, user_metadata
+from ragged_format.trailer import DIGEST_KEY, Tally, Trailer, batch_metadata, user_metadata
 from ragged_format.validate import validate_batch
 
 if TYPE_CHECKING:
@@ -74,6 +80,37 @@ class Encoder:
         content = message_digest(self.known.plan, layout)
         self._tally.add(content, layout.rows, own)
         return with_metadata(flatbuffer, header, batch_metadata(content, own)), layout.body
+
+    def encoded(
+        self, message: pa.Buffer, metadata: Mapping[str | bytes, str | bytes] | None
+    ) -> tuple[bytes, memoryview]:
+        """Return the head and the body of a message that a writer of this schema made.
+
+        Guarantees: no copy of the body, and nothing of it is looked at; its digest is taken over,
+        so that whoever reads finds what was damaged since. Metadata it had besides is left out.
+
+        Raises
+        ------
+        ChecksumError
+            The message has no digest (``RF-C004``).
+        SchemaMismatchError
+            A metadata key is reserved (``RF-S009``).
+        """
+        view = memoryview(message).cast("B")
+        start = 8 + prefix_size(view[:8])
+        flatbuffer = view[8:start]
+        header = parse_header(flatbuffer)
+        try:
+            content = bytes.fromhex(header.metadata[DIGEST_KEY].decode())
+        except (KeyError, ValueError) as err:
+            raise ChecksumError(
+                "the message has no digest", expected="a message of a writer of this format",
+                got=sorted(header.metadata), where=Where(file=self._name),
+            ) from err  # fmt: skip
+        own = user_metadata(metadata)
+        self._tally.add(content, rows_of(flatbuffer, header), own)
+        head = with_metadata(flatbuffer, header, batch_metadata(content, own))
+        return head, view[start : start + header.body_bytes]
 
     def finish(self) -> tuple[Trailer, bytes, bytes]:
         """Return the trailer, and the head and body of its message."""

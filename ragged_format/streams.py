@@ -136,7 +136,16 @@ class StreamWriter:
         """
         if self._state != "open":
             require_open(self._state, self._name)
-        head, body = self._encoder.encode(batch, metadata)
+        self._write(*self._encoder.encode(batch, metadata))
+
+    def write_message(
+        self, message: pa.Buffer, metadata: Mapping[str | bytes, str | bytes] | None = None
+    ) -> None:
+        """Write a message of this schema as it is: whoever reads compares it with its digest."""
+        require_open(self._state, self._name)
+        self._write(*self._encoder.encoded(message, metadata))
+
+    def _write(self, head: bytes, body: memoryview) -> None:
         self._state = "failed"
         self._put(head)
         self._put(body)

@@ -78,7 +78,7 @@ class Client:
         zstd_level: int | None = None,
         verify: bool | str | os.PathLike[str] = True,
     ) -> None:
-        self._io = BlockingIo(**http_options(key=key, verify=verify))
+        self._io = BlockingIo(**http_options(url, key=key, verify=verify))
         self._core = Core(self._io, url, retries=retries, zstd_level=zstd_level)
 
     def push(
@@ -219,7 +219,7 @@ class AsyncClient:
         zstd_level: int | None = None,
         verify: bool | str | os.PathLike[str] = True,
     ) -> None:
-        self._io = TaskIo(**http_options(key=key, verify=verify))
+        self._io = TaskIo(**http_options(url, key=key, verify=verify))
         self._core = Core(self._io, url, retries=retries, zstd_level=zstd_level)
 
     async def push(

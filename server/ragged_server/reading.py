@@ -48,6 +48,10 @@ class Part(Protocol):
         """Return one batch."""
         ...
 
+    def stored_message(self, number: int) -> pa.Buffer | None:
+        """Return the message of one batch with its digest, not compressed; None if not so."""
+        ...
+
     def hashes(self, number: int) -> npt.NDArray[np.uint64]:
         """Return the share hashes of the records of a batch."""
         ...
@@ -128,6 +132,7 @@ def _read_page(
 ) -> Page:
     position, left = start, max_bytes
     batches: list[pa.RecordBatch] = []
+    messages: list[pa.Buffer | None] = []
     cursors: list[str] = []
     while position < end and left > 0 and position - start < SCANNED_RECORDS:
         part = parts[find_part(parts, position)]
@@ -149,6 +154,7 @@ def _read_page(
         if fitting:
             left -= int(sizes[fitting - 1])
             batches.append(_gather(batch, wanted[:fitting], int(sizes[fitting - 1])))
+            messages.append(part.stored_message(number) if fitting == rows else None)
             cursors.append(encode_cursor(log_id, position))
         if fitting < len(wanted):
             break
@@ -158,7 +164,7 @@ def _read_page(
         cursors[-1] = cursor
     return Page(
         tuple(batches), cursor, tuple(cursors),
-        sum(batch.num_rows for batch in batches), end - position,
+        sum(batch.num_rows for batch in batches), end - position, tuple(messages),
     )  # fmt: skip
 
 

@@ -142,6 +142,9 @@ class Page:
         Records in the batches.
     lag : int
         Records in the log after `cursor`.
+    messages : tuple of pyarrow.Buffer or None
+        Of each batch the message that the log has, with its digest, where the batch is all of it;
+        empty if there are none.
     """
 
     batches: tuple[pa.RecordBatch, ...]
@@ -149,6 +152,7 @@ class Page:
     cursors: tuple[str, ...]
     records: int
     lag: int
+    messages: tuple[pa.Buffer | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

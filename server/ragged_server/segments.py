@@ -350,6 +350,10 @@ class Segment:
                 self._map = pa.memory_map(str(self.path)).read_buffer()
             return self._map.slice(stored.offset, stored.size)
 
+    def stored_message(self, number: int) -> pa.Buffer:
+        """Return the message of one batch, as :meth:`message`: all of a segment have digests."""
+        return self.message(number)
+
     def verified(self) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches, each compared with its digest."""
         tally = Tally()

@@ -120,6 +120,10 @@ class SealedShard:
         """Return one batch, a view of the mapped file."""
         return self.reader.batch(number)
 
+    def stored_message(self, number: int) -> None:  # noqa: ARG002
+        """Return None: batches of files are encoded anew."""
+        return
+
     def hashes(self, number: int) -> npt.NDArray[np.uint64]:
         """Return the share hashes of the records of a batch, (rows,)."""
         return _hashes.of(self, number)

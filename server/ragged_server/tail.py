@@ -280,7 +280,11 @@ def _encoded(schema: pa.Schema, page: Page, *, is_compressed: bool) -> Iterator[
     for number, batch in enumerate(page.batches):
         # The last one leads behind what was left out after it, too.
         cursor = page.cursor if number == last else page.cursors[number]
-        writer.write(batch, {CURSOR_KEY: cursor})
+        message = page.messages[number] if page.messages else None
+        if message is not None:
+            writer.write_message(message, {CURSOR_KEY: cursor})
+        else:
+            writer.write(batch, {CURSOR_KEY: cursor})
         if piece := sink.take(least=_PIECE):
             yield piece
     writer.close()
