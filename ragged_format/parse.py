@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -176,6 +175,24 @@ def _element_type(field: pa.Field, axis: str) -> tuple[pa.DataType, bool]:
     return field.type.value_type, field.type.value_field.nullable
 
 
+def _number(text: str, integer: bool) -> int | float:  # noqa: FBT001
+    """Return the number that a JSON text is: of an integer column, 1 and 1.0 are one."""
+    value = json.loads(text)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a fill is a JSON number")
+    if not integer:
+        return float(value)
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError("the fill of an integer column is an integer")
+    return int(value)
+
+
+def _size(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("a shape is a list of integers")
+    return value
+
+
 _FLAGS = ("mask", "approximate", "share_key", "media")
 
 
@@ -186,9 +203,9 @@ def _declared(meta: dict[str, str], where: Where, integer: bool) -> dict[str, An
             if key in _FLAGS:
                 out[key] = {"true": True, "false": False}[text]
             elif key == "fill":
-                out[key] = int(text) if integer else float(text)
+                out[key] = _number(text, integer)
             elif key == "shape":
-                out[key] = tuple(operator.index(n) for n in json.loads(text))
+                out[key] = tuple(map(_size, json.loads(text)))
             elif key == "log_prob":
                 out[key] = LogProb.from_json(json.loads(text))
             elif key == "head_kind":

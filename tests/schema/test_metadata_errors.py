@@ -42,6 +42,9 @@ def test_s009_vocab_size_of_a_declaration(size):
     ("name", "changes"),
     [
         ("counts", {"mask": "yes"}), ("counts", {"fill": "zero"}), ("counts", {"fill": "1.5"}),
+        ("counts", {"fill": "1_0"}), ("counts", {"fill": "+1"}), ("counts", {"fill": "01"}),
+        ("counts", {"fill": "1e999"}), ("counts", {"fill": "true"}),
+        ("routes", {"shape": "[true,6]"}),
         ("routes", {"shape": "6"}), ("routes", {"shape": "[6.0]"}), ("routes", {"shape": '["6"]'}),
         ("routes", {"shape": "["}), ("routes", {"shape": "null"}), ("routes", {"fill": "99999"}),
         ("rollout_log_probs", {"log_prob": "{"}), ("rollout_log_probs", {"log_prob": "[]"}),
@@ -81,6 +84,11 @@ def test_s009_fills_that_the_type_cannot_hold(type_, fill):
         rf.SchemaMismatchError, "RF-S009", rf.Column, "own", "token", type_, fill=fill, column="own"
     )
     assert repr(error.got) == repr(fill)
+
+
+@pytest.mark.parametrize("text", ["3", "3.0", "3e0", " 3"])
+def test_any_json_text_of_a_fill_is_read(schema, text):
+    assert repr(rf.parse_schema(with_field(schema, "counts", fill=text))["counts"].fill) == "3"
 
 
 def test_fills_become_numbers_of_their_column():
