@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from ragged_format.arguments import check_choice, check_size, column_names
 from ragged_format.decoding import Projection
-from ragged_format.errors import InvariantError, ManifestError, OutOfRangeError, Where
+from ragged_format.errors import ManifestError, OutOfRangeError, Where
 from ragged_format.manifest import Manifest
 from ragged_format.snapshot import ShardReader, Snapshot, resized
 from ragged_format.storage import PlaceLike, Storage, open_storage
+from ragged_format.unique_ids import SAMPLE_ID, SeenIds, shard_ids
 from ragged_format.validate import LEVELS, validate_batch
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
 
 __all__ = ["Dataset"]
-
-SAMPLE_ID = "sample_id"
 
 
 class Dataset:
@@ -268,7 +266,7 @@ class Dataset:
     def validate(self, level: Literal["full", "structural"] = "full") -> None:
         """Check every invariant of every batch, and that no sample id is there twice.
 
-        Memory: 16 bytes per record for the ids.
+        Memory is bounded; ids are compared when all batches are found valid.
 
         Raises
         ------
@@ -277,35 +275,19 @@ class Dataset:
         """
         check_choice("level", level, LEVELS)
         known = self._snapshot.manifest.known
-        hashes: list[npt.NDArray[np.uint64]] = []
+        ids = None
+        if level == "full" and SAMPLE_ID in known.ragged:
+            snapshot = self._snapshot
+            ids = SeenIds(lambda: shard_ids(snapshot.storage, snapshot.manifest))
         for number in range(len(self.shards)):
             reader = self._snapshot.reader(number)
             for index, batch in enumerate(reader.batches()):
                 where = Where(file=str(reader.path), batch=index)
                 validate_batch(batch, known.ragged, level, where)
-                if level == "full" and SAMPLE_ID in known.ragged:
-                    ids = batch.column(SAMPLE_ID).to_pylist()
-                    hashes.append(
-                        np.array([xxhash.xxh3_64_intdigest(i.encode()) for i in ids], np.uint64)
-                    )
-        if hashes:
-            self._check_unique(np.concatenate(hashes))
-
-    def _check_unique(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Compare the ids of records whose hashes are equal."""
-        _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-        first_place: dict[str, int] = {}
-        for position in np.flatnonzero(counts[inverse] > 1).tolist():
-            sample_id = self._snapshot.record(position).column(SAMPLE_ID)[0].as_py()
-            first = first_place.setdefault(sample_id, position)
-            if first != position:
-                raise InvariantError(
-                    "a sample_id is not unique", code="RF-I006",
-                    where=self._snapshot.where(position, SAMPLE_ID),
-                    expected="an id that no other record has",
-                    got=f"{sample_id!r}, also at {self._snapshot.where(first, SAMPLE_ID)}",
-                    remedy="give every record its own id",
-                )  # fmt: skip
+                if ids is not None:
+                    ids.add(batch.column(SAMPLE_ID), where)
+        if ids is not None:
+            ids.require_unique()
 
     def _project(self, columns: Sequence[str] | None) -> Projection:
         known = self._snapshot.manifest.known

@@ -7,13 +7,15 @@ range. Ids whose hashes agree are read again and compared themselves, so that th
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import xxhash
 
 from ragged_format.compact_files import CompactReader
@@ -22,8 +24,6 @@ from ragged_format.files import FileReader
 
 if TYPE_CHECKING:
     import os
-
-    import pyarrow as pa
 
     from ragged_format.manifest import Manifest, Shard
     from ragged_format.storage import Storage
@@ -35,6 +35,7 @@ __all__ = [
     "Ids",
     "OnDuplicate",
     "PlacedIds",
+    "SeenIds",
     "TakenIds",
     "file_ids",
     "id_hashes",
@@ -146,6 +147,57 @@ def ids_of(read: Callable[[], PlacedIds], folder: str | os.PathLike[str] | None 
     for _, ids in read():
         runs.add(ids)
     return Ids(runs.parts(), read)
+
+
+class SeenIds:
+    """Ids that come by once, to be compared at the end, in bounded memory.
+
+    Parameters
+    ----------
+    again : callable, optional
+        Returns all of them once more with their places. Default: they are kept in a file without a
+        name, about as long as their text.
+    """
+
+    def __init__(self, again: Callable[[], PlacedIds] | None = None) -> None:
+        self._runs = HashRuns()
+        self._again = again
+        self._places: list[Where] = []
+        self._file: IO[bytes] | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
+
+    def add(self, ids: pa.Array, where: Where) -> None:
+        """Add the ids of a batch."""
+        self._runs.add(ids)
+        if self._again is not None:
+            return
+        batch = pa.record_batch([ids], [SAMPLE_ID])
+        if self._file is None or self._writer is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this goes
+            weakref.finalize(self, self._file.close)
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self._places.append(where)
+
+    def require_unique(self) -> None:
+        """Raise if two of them are the same; nothing can be added afterwards.
+
+        Raises
+        ------
+        InvariantError
+            With both places (``RF-I006``).
+        """
+        if self._writer is not None:
+            self._writer.close()
+        require_unique(Ids(self._runs.parts(), self._again or self._kept))
+
+    def _kept(self) -> Iterator[tuple[Where, pa.Array]]:
+        if self._file is None:
+            return
+        self._file.seek(0)
+        batches = pa.ipc.open_stream(self._file)
+        for place, batch in zip(self._places, batches, strict=True):
+            yield place, batch.column(0)
 
 
 def file_ids(

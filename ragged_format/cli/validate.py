@@ -12,7 +12,11 @@ from ragged_format.cli.output import Json, Output, format_count, grid
 from ragged_format.cli.sources import describe, opened, placed_batches
 from ragged_format.cli.totals import Totals
 from ragged_format.codes import CODES
-from ragged_format.validate import UniqueIds, validate_batch
+from ragged_format.compact_files import CompactReader
+from ragged_format.dataset import Dataset
+from ragged_format.files import FileReader
+from ragged_format.unique_ids import SAMPLE_ID, SeenIds, file_ids, shard_ids
+from ragged_format.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +70,8 @@ def validate(
 def validate_source(source: Source, path: str, advance: Callable[[int], None]) -> Totals:
     """Verify and fully validate every batch of a source, and the uniqueness of sample ids.
 
+    Ids are compared over all batches when all of them are found valid; memory is bounded.
+
     Raises
     ------
     RaggedError
@@ -73,14 +79,27 @@ def validate_source(source: Source, path: str, advance: Callable[[int], None]) -
     """
     schema = source.ragged_schema
     totals = Totals(schema)
-    ids = UniqueIds()
+    ids = _ids_of(source, path) if SAMPLE_ID in schema else None
     for where, batch in placed_batches(source, path):
         validate_batch(batch, schema, "full", where)
-        if "sample_id" in schema:
-            ids.add(batch.column("sample_id"), where)
+        if ids is not None:
+            ids.add(batch.column(SAMPLE_ID), where)
         totals.add(batch)
         advance(batch.num_rows)
+    if ids is not None:
+        ids.require_unique()
     return totals
+
+
+def _ids_of(source: Source, path: str) -> SeenIds:
+    """Return what compares the ids of a source, read again from it where that is possible."""
+    if isinstance(source, Dataset):
+        snapshot = source.snapshot
+        return SeenIds(lambda: shard_ids(snapshot.storage, snapshot.manifest))
+    if isinstance(source, FileReader | CompactReader):
+        compact = isinstance(source, CompactReader)
+        return SeenIds(lambda: file_ids(source.path, compact=compact, name=path))
+    return SeenIds()
 
 
 def _more(elements: dict[str, str]) -> str:
