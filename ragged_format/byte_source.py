@@ -13,6 +13,7 @@ from ragged_format.errors import (
     CorruptError,
     LimitExceededError,
     NotRaggedError,
+    RaggedError,
     TruncatedError,
     UnsupportedFeatureError,
 )
@@ -136,13 +137,12 @@ class FileSource:
             out[:done] = self._peeked[:done]
             self._peeked = self._peeked[done:]
         while done < len(out):
-            if self._readinto is not None:
-                got = self._readinto(out[done:])
-            else:
-                data = _bytes(self._file.read(len(out) - done))
-                got = None if data is None else len(data)
-                if data is not None:
-                    out[done : done + len(data)] = data
+            try:
+                got = self._some(out[done:])
+            except Exception as err:
+                if (broken := _broken_below(err)) is None:
+                    raise
+                raise broken from err
             if got is None:
                 raise _non_blocking("source", "gives")
             if not got:
@@ -150,6 +150,15 @@ class FileSource:
             done += got
         self.position += done
         return done
+
+    def _some(self, out: memoryview) -> int | None:
+        if self._readinto is not None:
+            return self._readinto(out)  # type: ignore[no-any-return]
+        data = _bytes(self._file.read(len(out)))
+        if data is None:
+            return None
+        out[: len(data)] = data
+        return len(data)
 
 
 class _ZstdFile:
@@ -188,6 +197,36 @@ def _bytes(data: Any) -> bytes | memoryview | None:
         return None if data is None else memoryview(data).cast("B")
     except TypeError as err:
         raise _not_binary(data) from err
+
+
+# How file objects that decompress or receive say that their own bytes end early or are damaged. By
+# name, so that none of the modules is imported for it.
+_ENDS_EARLY = {
+    "builtins.EOFError",
+    "http.client.IncompleteRead",
+    "urllib3.exceptions.ProtocolError",
+}
+_DAMAGED = {"zlib.error", "_lzma.LZMAError", "gzip.BadGzipFile", "zipfile.BadZipFile"}
+
+
+def _broken_below(err: Exception) -> RaggedError | None:
+    """Return the error for bad bytes below a file object; None where it tells of anything else."""
+    if isinstance(err, RaggedError):
+        return None
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(err).__mro__}
+    got = f"{type(err).__name__}: {err}"
+    if names & _ENDS_EARLY:
+        return TruncatedError(
+            "the source says that its data ends early", expected="whole data", got=got,
+            remedy="fetch it again; its writer or the transport stopped early",
+        )  # fmt: skip
+    # bz2 has no class of its own, and names no error of the operating system.
+    is_bz2 = type(err) is OSError and err.errno is None
+    if is_bz2 or names & _DAMAGED or isinstance(err, zstandard.ZstdError):
+        return CorruptError(
+            "the source says that its data is damaged", expected="whole data", got=got
+        )
+    return None
 
 
 def _not_binary(source: object) -> NotRaggedError:
@@ -251,6 +290,10 @@ def byte_source(source: Any) -> ByteSource:
     """
     if isinstance(source, io.TextIOBase):
         raise _not_binary(source)
+    if getattr(source, "closed", False) is True:
+        raise NotRaggedError(
+            "the source is closed", expected="an open file object", got=type(source).__name__
+        )
     if type(source) is io.BytesIO:
         start = source.tell()
         if source.getvalue()[start : start + 4] != ZSTD_MAGIC:
