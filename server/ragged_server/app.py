@@ -76,8 +76,8 @@ def create_app(
 
     rest = FastAPI(
         title="ragged ingestion server", version=rf.__version__, lifespan=lifespan,
-        # The pages of FastAPI load scripts from elsewhere.
-        docs_url=None, redoc_url=None,
+        # The pages of FastAPI load scripts from elsewhere; the document is a route of ours.
+        docs_url=None, redoc_url=None, openapi_url=None,
         exception_handlers={
             RaggedError: _refuse, HTTPException: _refuse, RequestValidationError: _refuse,
             Exception: _refuse,

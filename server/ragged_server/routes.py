@@ -113,6 +113,12 @@ def status(request: Request) -> JSONResponse:
     )
 
 
+@router.get("/openapi.json", include_in_schema=False)
+def document(request: Request) -> JSONResponse:
+    """Answer this interface as an OpenAPI document."""
+    return JSONResponse(request.app.openapi())
+
+
 @router.get("/problems/{code}", tags=["operate"], summary="What a code means")
 async def explain(code: str) -> dict[str, Any]:
     """Answer the rule behind a code; the ``type`` of problem documents leads here."""

@@ -96,6 +96,7 @@ def test_list_of_records(page):
         "/v1/browse/-1", "/v1/browse/0?start=-1", "/v1/browse/0?count=1025", "/v1/shards?count=0",
         "/v1/browse?limit=1", "/v1/browse?count=1&count=2", "/v1/browse/0?x", "/v1/shards?a=1",
         "/v1/status?x=1", "/metrics?a=", "/healthz?q=1", "/readyz?q=1", "/version?q=1",
+        "/openapi.json?q=1",
         "/problems/RF-H001?q=1",
     ],
 )  # fmt: skip
