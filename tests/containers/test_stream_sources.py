@@ -16,6 +16,7 @@ import ragged_format as rf
 
 BATCHES = [small_batch((2, 1), seed=i, prefix=f"{i}-") for i in range(2)]
 STREAM = stream_bytes(BATCHES)
+HALF = len(STREAM) // 2
 
 
 def zipped(data):
@@ -85,7 +86,7 @@ def test_a_member_of_a_damaged_archive_is_corrupt():
 class Reader:
     """A file object that gives a part of the stream, then raises."""
 
-    def __init__(self, error, size=1000):
+    def __init__(self, error, size=HALF):
         self.error, self.file = error, io.BytesIO(STREAM[:size])
 
     def read(self, size):
