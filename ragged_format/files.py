@@ -17,8 +17,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -47,7 +46,7 @@ from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_o
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, local_path, open_binary
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
-from ragged_format.writer_state import WriterState, require_open
+from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -61,7 +60,7 @@ _TAIL = 4 + len(MAGIC)
 _KEPT = 256
 
 
-class FileWriter:
+class FileWriter(EndsWithBlock):
     """Write one hot file, batch by batch.
 
     Use it as a context manager: leaving the block writes the trailer and publishes the file under
@@ -90,20 +89,6 @@ class FileWriter:
         self._file = self._new.file
         with self._new.removed_on_error():
             self._file.write(MAGIC.ljust(8, b"\0") + self._encoder.known.message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     @property
     def nbytes(self) -> int:

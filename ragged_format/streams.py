@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from ragged_format.arguments import check_choice, check_size
@@ -54,7 +53,7 @@ from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, local_path, open_binary
 from ragged_format.messages import MAX_MESSAGE_BYTES
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
-from ragged_format.writer_state import WriterState, require_open
+from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamReader", "StreamWriter", "read_stream", "write_stream"]
 
 
-class StreamWriter:
+class StreamWriter(EndsWithBlock):
     """Write one stream, batch by batch.
 
     Use it as a context manager: leaving the block writes the trailer and the end-of-stream mark,
@@ -98,20 +97,6 @@ class StreamWriter:
         with nullcontext() if self._new is None else self._new.removed_on_error():
             self._put(self._encoder.known.message)
         self._state: WriterState = "open"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def write(
         self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None

@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -55,7 +54,7 @@ from ragged_format.unique_ids import (
     shard_ids,
 )
 from ragged_format.validate import validate_batch
-from ragged_format.writer_state import require_open
+from ragged_format.writer_state import EndsWithBlock, require_open
 
 __all__ = ["Writer", "sweep"]
 
@@ -70,7 +69,7 @@ SHARD_BYTES = 1 << 30
 GRACE_S = 24 * 3600.0
 
 
-class Writer:
+class Writer(EndsWithBlock):
     """Write records into a dataset; leaving the block commits them, all or none.
 
     Use it as a context manager. Until the commit no reader sees anything; an exception that leaves
@@ -183,20 +182,6 @@ class Writer:
         compares = on_duplicate == "error" and SAMPLE_ID in self._known.ragged
         self._ids = HashRuns(self._session.directory) if compares else None
         disown_in_children(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     @property
     def num_rows(self) -> int:
