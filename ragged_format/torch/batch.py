@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ragged_format.arguments import check_integer, column_names, list_of
 from ragged_format.canonical import as_batches
 from ragged_format.decoding import iter_batches
-from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.errors import SchemaMismatchError, UnsupportedFeatureError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD
 from ragged_format.torch.arena import Slot, allocate, allocate_here
@@ -314,10 +315,23 @@ class RaggedBatch(ArenaColumns):
         return self._over(arena, host)
 
     def pin_memory(self, device: torch.device | str | None = None) -> RaggedBatch:  # noqa: ARG002
-        """Return the batch in page-locked memory, by one copy; ``DataLoader`` calls this."""
+        """Return the batch in page-locked memory, by one copy; ``DataLoader`` calls this.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            There is no accelerator for which memory is locked (``RF-V002``).
+        """
         if self.arena.is_pinned():
             return self
-        return self._over(self.arena.pin_memory(), None)
+        try:
+            arena = self.arena.pin_memory()
+        except RuntimeError as err:
+            raise UnsupportedFeatureError(
+                "memory cannot be page-locked here", expected="an accelerator, and memory to lock",
+                got=str(err).splitlines()[0], remedy="leave pin_memory out on the CPU",
+            ) from err  # fmt: skip
+        return self._over(arena, None)
 
     def clone(self) -> RaggedBatch:
         """Return a copy in memory of its own, which frees the loader's slot for reuse."""
@@ -383,6 +397,14 @@ class RaggedBatch(ArenaColumns):
         return self[name], counts, host, column.fill
 
 
+def _collate(batches: Sequence[RaggedBatch], **_: object) -> RaggedBatch:
+    """Do what a DataLoader without a ``collate_fn`` asks for: a lone batch keeps its state."""
+    return batches[0] if len(batches) == 1 else RaggedBatch.collate(batches)
+
+
+default_collate_fn_map[RaggedBatch] = _collate
+
+
 def _rebuild(
     schema: bytes,
     num_rows: int,
@@ -393,3 +415,7 @@ def _rebuild(
 ) -> RaggedBatch:
     plan = plan_of(parse_schema(pa.ipc.read_schema(pa.py_buffer(schema))))
     return RaggedBatch(plan, num_rows, Layout(*layout), arena, host=host, **facts)
+
+
+# So that torch.load reads batches that torch.save wrote, weights_only too.
+torch.serialization.add_safe_globals([_rebuild])

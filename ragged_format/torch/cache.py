@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragged_format.arguments import check_callable, check_size
-from ragged_format.errors import LimitExceededError
+from ragged_format.errors import DatasetNotFoundError, LimitExceededError, StorageError, Where
 from ragged_format.local_files import path_text
 from ragged_format.manifest import MANIFEST_NAME, read_manifest
 from ragged_format.shard_cache import ShardCache
@@ -76,8 +77,15 @@ class CachedDataset:
         check_size("max_bytes", max_bytes)
         self.fetch = fetch
         self.directory = Path(path_text(directory))
-        self.max_bytes = max_bytes
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.max_bytes = operator.index(max_bytes)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise StorageError(
+                "the directory of the cache cannot be made", where=Where(file=str(self.directory)),
+                expected="a directory that can be written", got=str(err),
+                remedy="pass another directory",
+            ) from err  # fmt: skip
         self._storage = _Fetched(fetch, ShardCache(self.directory, max_bytes))
         self.manifest = self._storage.read_manifest()
         for shard in self.manifest.shards:
@@ -87,6 +95,10 @@ class CachedDataset:
                     expected=f"<= {max_bytes} bytes", got=shard.bytes,
                     remedy="raise max_bytes, or write smaller shards",
                 )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the place: another process opens it anew, by the same directory."""
+        return partial(type(self), max_bytes=self.max_bytes), (self.fetch, self.directory)
 
     def snapshot(self, *, verify: bool) -> Snapshot:
         """Return the shards, for one reading thread."""
@@ -106,6 +118,12 @@ class _Fetched(ReadOnlyStorage):
         part = directory / f"{MANIFEST_NAME}.{os.getpid()}-{threading.get_ident()}.tmp"
         try:
             self._fetch(MANIFEST_NAME, part)
+            if not part.is_file():
+                raise DatasetNotFoundError(
+                    "fetch made no file", where=Where(file=MANIFEST_NAME),
+                    expected=f"the file at {part}", got="none",
+                    remedy="copy the file to the path that fetch is given, or raise",
+                )  # fmt: skip
             part.replace(directory / MANIFEST_NAME)
         finally:
             part.unlink(missing_ok=True)

@@ -83,6 +83,12 @@ class ArenaColumns:
     def __getitem__(self, name: str) -> Tensor:
         """Return a column flat: (t,) or (t, *shape); for text its UTF-8 bytes, (bytes,) uint8."""
         if not isinstance(name, str):
+            if isinstance(name, int):  # torch's default collate_fn, for one
+                raise SchemaMismatchError(
+                    "a batch has columns, and no records by number", code="RF-S003",
+                    expected=", ".join(self), got=name,
+                    remedy="name a column; for DataLoader pass collate_fn=RaggedBatch.collate",
+                )  # fmt: skip
             self.schema[name]  # raises, naming the columns that there are
         return self._tensor("values", name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.forks import check_fork
 from ragged_format.torch.kept_views import DECODED_BYTES
 from ragged_format.torch.reading import Reading, Shuffle
-from ragged_format.torch.state import Point, parse
+from ragged_format.torch.state import MOST_EPOCHS, Point, parse
 
 if TYPE_CHECKING:
     from ragged_format.schema import RaggedSchema
@@ -141,7 +142,8 @@ class RaggedIterable(IterableDataset[RaggedBatch]):
 
         A point inside that very epoch, from :meth:`load_state_dict`, is kept.
         """
-        check_integer("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0, MOST_EPOCHS)
+        epoch = operator.index(epoch)
         fresh = not bool(self._shared[4:].any())
         if not (fresh and int(self._shared[0]) == epoch):
             self._set(Point(epoch))

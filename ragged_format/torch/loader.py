@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ragged_format.arguments import check_integer, column_names
-from ragged_format.errors import RaggedError, StateMismatchError
+from ragged_format.errors import RaggedError, StateMismatchError, UnsupportedFeatureError
 from ragged_format.torch.arena import Ring, RingStats
 from ragged_format.torch.arguments import usable_device
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.kept_views import DECODED_BYTES
 from ragged_format.torch.prefetch import Prefetcher
 from ragged_format.torch.reading import Reading, Shuffle
-from ragged_format.torch.state import Point, parse
+from ragged_format.torch.state import MOST_EPOCHS, Point, parse
 from ragged_format.torch.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ragged_format.torch.steps import Tail
 
 __all__ = ["RaggedLoader"]
+
+# Each is an arena; a number beyond is a mistake.
+_MOST_PREFETCH = 1 << 16
 
 
 class RaggedLoader:
@@ -45,7 +49,8 @@ class RaggedLoader:
     one before.
 
     Guarantees: constant memory in the size of the dataset. An error in the thread, a file that is
-    gone included, is raised in the consumer. Not thread-safe.
+    gone included, is raised in the consumer. Pickles, and copies, as the place of its source with
+    its options and state; opens it again. Not thread-safe.
 
     Parameters
     ----------
@@ -138,11 +143,14 @@ class RaggedLoader:
         verify: bool = False,
         max_decoded_bytes: int = DECODED_BYTES,
     ) -> None:
-        check_integer("prefetch", prefetch, 0)
+        check_integer("prefetch", prefetch, 0, _MOST_PREFETCH)
         reading = Reading(
             source, batch_size, column_names(columns), token_budget, shuffle,
             block_size, window, seed, rank, world_size, replicas, tail, verify, max_decoded_bytes,
         )  # fmt: skip
+        self._set_up(reading, device, operator.index(prefetch))
+
+    def _set_up(self, reading: Reading, device: torch.device | str, prefetch: int) -> None:
         self._reading = reading
         self._producer = reading.open()
         self._counted: tuple[int, int] | None = None
@@ -203,7 +211,8 @@ class RaggedLoader:
         An iteration that runs is not changed. A point inside that very epoch, from
         :meth:`load_state_dict`, is kept.
         """
-        check_integer("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0, MOST_EPOCHS)
+        epoch = operator.index(epoch)
         self._next_epoch = epoch
         if self._resumed is not None and self._resumed.epoch != epoch:
             self._resumed = None
@@ -250,6 +259,41 @@ class RaggedLoader:
     ) -> None:
         self.close()
 
+    def __getitem__(self, index: object) -> RaggedBatch:
+        """Batches have no index; that a loader is iterated is said here to what tries.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            Always (``RF-V002``).
+        """
+        raise UnsupportedFeatureError(
+            "a RaggedLoader is iterated, not indexed", expected="for batch in loader",
+            got=f"index {index!r}",
+            remedy="for a torch DataLoader pass a RaggedIterable with batch_size=None, or a "
+            "RaggedDataset",
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the place of the source, the options and the state: a copy opens it again."""
+        resumed = self._resumed if self._running() is None else self._delivered
+        return {
+            "reading": self._reading, "device": self._transfer.device, "prefetch": self._prefetch,
+            "identity": self._producer.identity, "next_epoch": self._next_epoch,
+            "delivered": self._delivered, "resumed": resumed,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up(state["reading"], state["device"], state["prefetch"])
+        if self._producer.identity != state["identity"]:
+            raise StateMismatchError(
+                "the dataset changed between processes", expected=state["identity"].fingerprint,
+                got=self._producer.identity.fingerprint,
+                remedy="do not write to a dataset that is being read",
+            )  # fmt: skip
+        self._next_epoch = state["next_epoch"]
+        self._delivered, self._resumed = state["delivered"], state["resumed"]
+
     def _running(self) -> _Epoch | None:
         epoch = None if self._current is None else self._current()
         return epoch if epoch is not None and epoch.is_running else None
@@ -264,6 +308,12 @@ class RaggedLoader:
 
 class _Epoch(Iterator[RaggedBatch]):
     """One iteration; dropping it ends its thread."""
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedFeatureError(
+            "an iteration that is under way is not copied", expected="a loader",
+            got="its iterator", remedy="copy the loader: its iterations continue at its state",
+        )  # fmt: skip
 
     def __init__(self, loader: RaggedLoader, point: Point) -> None:
         self._loader = loader

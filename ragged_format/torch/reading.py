@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch.utils.data import get_worker_info
 
-from ragged_format.arguments import check_choice, check_integer, shown
+from ragged_format.arguments import check_choice, check_integer, check_size, shown
 from ragged_format.errors import LimitExceededError, RaggedWarning
 from ragged_format.snapshot import Snapshot
 from ragged_format.torch.mixing import Mixture, MixtureOrder, mixed_fingerprint, quotas
@@ -31,6 +32,12 @@ Shuffle: TypeAlias = bool | Literal["global", "block"]
 
 # How many times larger compact batches are when they are decoded, at least, about.
 _EXPANSION = 3
+# Positions of a step, and of a window of blocks, are int64.
+_MOST = 1 << 31
+_INTEGERS = (
+    "batch_size", "token_budget", "block_size", "window", "seed", "rank", "world_size", "replicas",
+    "max_decoded_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,14 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            check_integer("batch_size", self.batch_size, 1)
+            check_integer("batch_size", self.batch_size, 1, _MOST)
         if self.token_budget is not None:
-            check_integer("token_budget", self.token_budget, 1)
-        check_integer("block_size", self.block_size, 1)
-        check_integer("window", self.window, 1)
-        check_integer("world_size", self.world_size, 1)
+            check_size("token_budget", self.token_budget)
+        check_integer("block_size", self.block_size, 1, _MOST)
+        check_integer("window", self.window, 1, _MOST)
+        check_integer("world_size", self.world_size, 1, _MOST)
         check_integer("rank", self.rank, 0, self.world_size)
-        check_integer("replicas", self.replicas, 1)
+        check_integer("replicas", self.replicas, 1, _MOST)
         if self.world_size % self.replicas:
             raise LimitExceededError(
                 "replicas divides world_size", expected=f"a divisor of {self.world_size}",
@@ -82,6 +89,11 @@ class Reading:
                 "unknown way to shuffle", expected="True, False, 'global' or 'block'",
                 got=shown(self.shuffle), remedy="pass one of these",
             )  # fmt: skip
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None:
+                # States are JSON, which numpy's integers are not.
+                object.__setattr__(self, name, operator.index(value))
 
     def open(self) -> Producer:
         """Open the source and return what makes its batches."""

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from ragged_format.errors import StateMismatchError
 
-__all__ = ["Identity", "Point", "common_state", "dump", "parse"]
+__all__ = ["MOST_EPOCHS", "Identity", "Point", "common_state", "dump", "parse"]
 
 _KIND = "ragged_format.torch.RaggedLoader"
 _VERSION = 1
+# Epochs and batches are kept as int64 in shared memory, and counted on.
+MOST_EPOCHS = 1 << 62
 
 
 class Point(NamedTuple):
@@ -137,10 +139,12 @@ def parse(state: Any, identity: Identity) -> Point:
             remedy="open the same dataset with the same options, or start without the state",
         )  # fmt: skip
     point = Point(*(state.get(name, -1) for name in Point._fields))
-    if not all(type(n) is int and n >= 0 for n in point) or point.position > identity.num_rows:
+    sound = all(type(n) is int and 0 <= n < MOST_EPOCHS for n in point)
+    if not sound or point.position > identity.num_rows:
         raise StateMismatchError(
             "the state is malformed",
             expected=f"integers epoch, batches >= 0, position in [0, {identity.num_rows}]",
-            got=point._asdict(),
+            got={name: state.get(name) for name in Point._fields},
+            remedy="pass what state_dict() returned, unchanged",
         )  # fmt: skip
     return point

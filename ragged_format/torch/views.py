@@ -116,6 +116,12 @@ def _marks(array: Array) -> Sequence[int]:
 
 
 def _open_column(parts: dict[tuple[str, str], Array], column: Column, values: pa.Array) -> None:
+    if values.null_count and not column.nullable:
+        raise InvariantError(
+            "a value is null", code="RF-I002", where=Where(column=column.name),
+            expected="no nulls in this column", got=f"{values.null_count} of {len(values)}",
+            remedy="repair the data: ragged_format.validate names the record",
+        )  # fmt: skip
     if column.nullable:
         parts["valid", column.name] = (
             values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
