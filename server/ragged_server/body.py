@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ragged_server.direct import TAKE_BODY, BodyReceiver, TakeBody
+from ragged_server.direct import TAKE_BODY, BodyReceiver, Bytes, TakeBody
 from ragged_server.http_errors import BadRequestError, SlowRequestError
 from ragged_server.limits import Budget, Reservation, too_large
 
@@ -78,9 +78,7 @@ def reserve_body(headers: Headers, settings: ServerSettings, budget: Budget) -> 
     return budget.reserve(settings.max_request_bytes if length is None else length)
 
 
-async def read_body(
-    scope: Scope, receive: Receive, size: int, settings: ServerSettings
-) -> bytes | bytearray:
+async def read_body(scope: Scope, receive: Receive, size: int, settings: ServerSettings) -> Bytes:
     """Return the whole body of a request.
 
     Parameters
@@ -125,9 +123,7 @@ async def read_body(
         raise _slow(settings, len(out), is_late=loop.time() >= end) from err
 
 
-async def _read_directly(
-    take_body: TakeBody, size: int, settings: ServerSettings
-) -> bytes | bytearray:
+async def _read_directly(take_body: TakeBody, size: int, settings: ServerSettings) -> Bytes:
     """Return the body: as it came with its header, or written by the kernel into its memory."""
     receiver = take_body(size)
     if not isinstance(receiver, BodyReceiver):

@@ -22,6 +22,7 @@ from ragged_format.errors import (
 )
 from ragged_format.streams import StreamReader
 from ragged_format.validate import validate, validate_batch
+from ragged_server.direct import Bytes
 from ragged_server.http_errors import BadRequestError, TooLargeError
 from ragged_server.limits import ContentLimits, Reservation, too_large
 
@@ -45,7 +46,7 @@ class Body:
 
     Attributes
     ----------
-    data : bytes or bytearray
+    data : bytes-like
     form : {"arrow", "json", "ndjson"}
     is_compressed : bool
         Whether it is zstd frames.
@@ -55,7 +56,7 @@ class Body:
         Further arguments of the adapter.
     """
 
-    data: bytes | bytearray
+    data: Bytes
     form: Form
     is_compressed: bool = False
     source: str = ""
@@ -136,9 +137,7 @@ def decode(
 class _Decompressed:
     """The content of zstd frames; counts it against the limit and the budget as it comes."""
 
-    def __init__(
-        self, data: bytes | bytearray, limit: int, name: str, reservation: Reservation
-    ) -> None:
+    def __init__(self, data: Bytes, limit: int, name: str, reservation: Reservation) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         self._reader = decompressor.stream_reader(io.BytesIO(data), read_across_frames=True)
         self._limit = limit
@@ -254,7 +253,7 @@ def _arrow(
             raise TruncatedError("the body is empty", expected="zstd frames", got="no bytes")
         source: Any = _Decompressed(body.data, limit, "max_decoded_bytes", reservation)
     else:
-        if body.data.startswith(_ZSTD_MAGIC):
+        if body.data[:4] == _ZSTD_MAGIC:
             raise UnsupportedFeatureError(
                 "the body is zstd data, and the header does not say so",
                 expected="Content-Encoding: zstd", got="no Content-Encoding",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["TAKE_BODY", "BodyReceiver", "TakeBody"]
+__all__ = ["TAKE_BODY", "BodyReceiver", "Bytes", "TakeBody"]
 
 # Key of the scope: a function that returns the whole body, or what receives it.
 TAKE_BODY = "ragged.take_body"
@@ -29,7 +29,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
     owner : asyncio.Protocol
         Has the connection otherwise.
     transport : asyncio.Transport
-    buffer : bytearray
+    buffer : memoryview
+        Of unsigned bytes, writable.
     filled : int
         Bytes of the buffer that are there already, fewer than all.
     when_full : callable
@@ -37,7 +38,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     Attributes
     ----------
-    buffer : bytearray
+    buffer : memoryview
     done : Future of bool
         True when the buffer is full, False if the connection ended before.
     filled : int
@@ -47,7 +48,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self,
         owner: Any,
         transport: Any,
-        buffer: bytearray,
+        buffer: memoryview,
         filled: int,
         when_full: Callable[[], None],
     ) -> None:
@@ -55,7 +56,6 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self.buffer = buffer
         self.filled = filled
         self._size = len(buffer)
-        self._view = memoryview(buffer)
         self._owner = owner
         self._transport = transport
         self._when_full = when_full
@@ -69,7 +69,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Return where the next bytes go."""
-        return self._view[self.filled :]
+        return self.buffer[self.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Count what came; gives the connection back when nothing is missing."""
@@ -95,9 +95,9 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._owner.resume_writing()
 
     def _end(self, *, is_full: bool) -> None:
-        self._view.release()
         if not self.done.done():
             self.done.set_result(is_full)
 
 
-TakeBody: TypeAlias = Callable[[int], bytes | bytearray | BodyReceiver]
+Bytes: TypeAlias = bytes | bytearray | memoryview
+TakeBody: TypeAlias = Callable[[int], Bytes | BodyReceiver]

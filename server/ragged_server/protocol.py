@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import httptools
+import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ragged_format.errors import RaggedError
 from ragged_server.body import Receive, Scope, Send
-from ragged_server.direct import TAKE_BODY, BodyReceiver
+from ragged_server.direct import TAKE_BODY, BodyReceiver, Bytes
 from ragged_server.http_errors import (
     BadRequestError,
     BusyError,
@@ -145,7 +146,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._stop_timer()
 
-    def _take_body(self, cycle: Any, size: int) -> bytes | bytearray | BodyReceiver:
+    def _take_body(self, cycle: Any, size: int) -> Bytes | BodyReceiver:
         """Return a body of this size, or what receives it; see :mod:`ragged_server.direct`."""
         came: bytes | bytearray = cycle.body
         filled = len(came)
@@ -155,7 +156,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             cycle.waiting_for_100_continue = False
         if filled >= size:
             return came
-        buffer = bytearray(size)
+        # Not cleared: nobody sees it before it is full.
+        buffer = np.empty(size, np.uint8).data
         buffer[:filled] = came
         receiver = BodyReceiver(self, self.transport, buffer, filled, self._body_is_there)
         receiver.start()
