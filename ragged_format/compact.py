@@ -38,7 +38,7 @@ from ragged_format.compact_sets import encode_sets
 from ragged_format.lists import Int64, flat
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
-__all__ = ["COMPACT_VERSION", "decode_batch", "encode_batch", "encoded_schema"]
+__all__ = ["COMPACT_VERSION", "decode_batch", "decoder_of", "encode_batch", "encoded_schema"]
 
 COMPACT_VERSION = 2
 Values = npt.NDArray[Any]
@@ -113,7 +113,19 @@ def decode_batch(
     CorruptError
         The blocks contradict the header (``RF-C001``).
     """
-    return BatchDecoder(encoded, schema).batch(columns)
+    wanted = None if columns is None else schema.select(columns)
+    return decoder_of(encoded, schema).batch(wanted)
+
+
+def decoder_of(encoded: pa.RecordBatch, schema: RaggedSchema) -> BatchDecoder:
+    """Return what decodes a batch of :func:`encode_batch`."""
+
+    def stored(name: str) -> npt.NDArray[np.uint8]:
+        array = encoded.column(name)
+        start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
+        return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
+
+    return BatchDecoder(stored, schema)
 
 
 def _encoded_set(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,8 @@ class BatchDecoder:
 
     Parameters
     ----------
-    encoded : pyarrow.RecordBatch
-        As :func:`ragged_format.compact.encode_batch` makes it.
+    stored : callable
+        Returns the value of a column of :func:`ragged_format.compact.encode_batch`, (s,) uint8.
     schema : RaggedSchema
         Declarations of the encoded data.
 
@@ -56,8 +56,8 @@ class BatchDecoder:
         The blocks contradict the header (``RF-C001``).
     """
 
-    def __init__(self, encoded: pa.RecordBatch, schema: RaggedSchema) -> None:
-        self._encoded = encoded
+    def __init__(self, stored: Callable[[str], Bytes], schema: RaggedSchema) -> None:
+        self._stored = stored
         self.schema = schema
         self.opening = {axis.counts for axis in schema.axes.values()} - {None}
         self._lengths: dict[str, Int64] = {}
@@ -75,14 +75,14 @@ class BatchDecoder:
             )
 
     def batch(
-        self, columns: Sequence[str] | None = None, rows: tuple[int, int] | None = None
+        self, wanted: RaggedSchema | None = None, rows: tuple[int, int] | None = None
     ) -> pa.RecordBatch:
         """Return the data, bit for bit.
 
         Parameters
         ----------
-        columns : sequence of str, optional
-            Columns wanted. Others are not decoded, unless these need them.
+        wanted : RaggedSchema, optional
+            Columns wanted. Others are not decoded, unless these need them. By default all.
         rows : (int, int), optional
             First record wanted, and the one after the last. By default all.
 
@@ -91,16 +91,15 @@ class BatchDecoder:
         CorruptError
             The blocks contradict the header (``RF-C001``).
         """
-        wanted = self.schema if columns is None else self.schema.select(columns)
+        wanted = self.schema if wanted is None else wanted
         first, last = rows or (0, self.num_rows)
         with _typed():
             part = _Part(self, first, last)
             arrays = [part.column(column) for column in wanted]
             return pa.RecordBatch.from_arrays(arrays, schema=wanted.to_arrow())
 
-    def needs_all(self, columns: Sequence[str] | None = None) -> bool:
+    def needs_all(self, wanted: RaggedSchema) -> bool:
         """Return whether some records of these columns cost as much as all."""
-        wanted = self.schema if columns is None else self.schema.select(columns)
         blocks = (self.blocks.get(f"column:{column.name}") for column in wanted)
         return any(block and str(block.transform).startswith("shared:") for block in blocks)
 
@@ -173,11 +172,6 @@ class BatchDecoder:
         steps = Planes.of(block, self._stored(f"order:{name}")).array()
         # In their own type, in which a difference may have wrapped around.
         return np.cumsum(steps, dtype=steps.dtype).astype(np.int64)
-
-    def _stored(self, name: str) -> Bytes:
-        array = self._encoded.column(name)
-        start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
-        return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
 
 
 class _Part:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from ragged_format.arguments import check_choice
 from ragged_format.compact import COMPACT_VERSION, encode_batch, encoded_schema
 from ragged_format.compact_decoder import BatchDecoder
+from ragged_format.compact_messages import MessageFile
 from ragged_format.decoding import VALIDATIONS, Projection, Validation, conform
 from ragged_format.digest import digest
 from ragged_format.errors import (
@@ -187,10 +188,12 @@ class CompactReader:
         self._verify = verify
         self._columns = columns
         self._kept: dict[tuple[int, tuple[str, ...] | None], pa.RecordBatch] = {}
+        self._projections: dict[tuple[str, ...], Projection] = {}
         self._opened: dict[int, tuple[BatchDecoder, int]] = {}
         try:
             self._file = _open(self.path)
             self._known = _known(self._file.schema)
+            self._stored = MessageFile(self.path, self._file.schema.names)
             self.trailer = self._read_trailer()
             self._projection = Projection(self._known.ragged, self._known.schema, columns)
         except RaggedError as err:
@@ -242,12 +245,13 @@ class CompactReader:
         """
         self._check_index(index)
         projection = self._narrowed(columns)
-        names = _names(projection, self._known, verify=self._verify)
+        names = self._names(projection, verify=self._verify)
         batch = self._kept.get((index, names))
         if batch is None and (index, None) in self._kept:
             return projection.apply(self._kept[index, None])
         if batch is None:
-            batch = self._decode(index, Tally(), verify=self._verify, columns=names)
+            wanted = None if names is None else projection
+            batch = self._decode(index, Tally(), verify=self._verify, wanted=wanted)
             if keep:
                 if len(self._kept) >= _KEPT:
                     self._kept.pop(next(iter(self._kept)))
@@ -278,29 +282,29 @@ class CompactReader:
             Return nothing that keeps a whole batch in memory.
         """
         self._check_index(index)
-        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        runs = np.stack((rows[starts], np.diff(starts, append=len(rows))), axis=1).tolist()
-        names = _names(self._narrowed(columns), self._known, verify=self._verify)
+        runs = [[int(rows[0]), 1]] if len(rows) == 1 else _runs(rows)
+        projection = self._narrowed(columns)
+        names = self._names(projection, verify=self._verify)
         is_kept = (index, names) in self._kept or (index, None) in self._kept
-        decoder = None if self._verify or is_kept else self._few(index, len(runs), len(rows), names)
+        decoder = None
+        if not (self._verify or is_kept):
+            decoder = self._few(index, len(runs), len(rows), projection.ragged)
         if decoder is None:
             whole = self.batch(index, columns=columns)
             pieces = [whole.slice(first, count) for first, count in runs]
             # One piece would be a view; with an empty second one it is copied.
             return concat([*pieces, whole.slice(0, 0)] if copy else pieces)
         try:
-            parts = [decoder.batch(names, (first, first + count)) for first, count in runs]
+            wanted = projection.ragged
+            parts = [decoder.batch(wanted, (first, first + count)) for first, count in runs]
             batch = concat(parts)
-            schema = self._narrowed(columns).schema
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
             check_arrays(batch)
         except RaggedError as err:
             raise err.at(Where(file=str(self.path), batch=index)) from err.__cause__
         return batch
 
-    def _few(
-        self, index: int, runs: int, rows: int, names: tuple[str, ...] | None
-    ) -> BatchDecoder | None:
+    def _few(self, index: int, runs: int, rows: int, wanted: RaggedSchema) -> BatchDecoder | None:
         """Return what decodes records of a batch alone, None where all cost about the same."""
         decoder, asked = self._opened.get(index, (None, 0))
         asked += rows + runs * _ALONE
@@ -308,7 +312,7 @@ class CompactReader:
             return None
         if decoder is None:
             try:
-                decoder = BatchDecoder(self._encoded(index)[0], self._known.ragged)
+                decoder = BatchDecoder(self._stored.batch(index), self._known.ragged)
                 if decoder.num_rows != self.rows_per_batch[index]:
                     raise _other_rows(self.rows_per_batch[index], decoder.num_rows)
             except RaggedError as err:
@@ -316,7 +320,7 @@ class CompactReader:
             if len(self._opened) >= _KEPT:
                 self._opened.pop(next(iter(self._opened)))
         self._opened[index] = decoder, asked
-        return None if decoder.needs_all(names) else decoder
+        return None if decoder.needs_all(wanted) else decoder
 
     def _check_index(self, index: int) -> None:
         try:
@@ -333,15 +337,25 @@ class CompactReader:
     def _narrowed(self, columns: Sequence[str] | None) -> Projection:
         if columns is None:
             return self._projection
-        self.ragged_schema.select(columns)  # only columns that this reader returns
-        return Projection(self._known.ragged, self._known.schema, columns)
+        known = self._projections.get(tuple(columns))
+        if known is None:
+            self.ragged_schema.select(columns)  # only columns that this reader returns
+            known = Projection(self._known.ragged, self._known.schema, columns)
+            self._projections[tuple(columns)] = known
+        return known
+
+    def _names(self, projection: Projection, *, verify: bool) -> tuple[str, ...] | None:
+        """Return the columns to decode, None for all: a digest is one of all columns."""
+        if verify or len(projection.ragged.columns) == len(self._known.ragged.columns):
+            return None
+        return tuple(projection.ragged.columns)
 
     def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches, with these columns only if some are named."""
         projection = self._narrowed(columns)
-        names = _names(projection, self._known, verify=self._verify)
-        found = self._scan(names, verify=self._verify)
-        return map(projection.apply, found) if names is None else found
+        if self._names(projection, verify=self._verify) is None:
+            return map(projection.apply, self._scan(None, verify=self._verify))
+        return self._scan(projection, verify=self._verify)
 
     def verify(self) -> Trailer:
         """Read everything, compare it with all digests, and return the trailer."""
@@ -353,10 +367,10 @@ class CompactReader:
         """Return an iterator over all batches with all columns, nothing kept."""
         return self._scan(None, verify=verify)
 
-    def _scan(self, columns: tuple[str, ...] | None, *, verify: bool) -> Iterator[pa.RecordBatch]:
+    def _scan(self, wanted: Projection | None, *, verify: bool) -> Iterator[pa.RecordBatch]:
         tally = Tally()
         for index in range(self.num_batches):
-            yield self._decode(index, tally, verify=verify, columns=columns)
+            yield self._decode(index, tally, verify=verify, wanted=wanted)
         if verify and tally.hexdigest() != self.trailer.digest:
             raise ChecksumError(
                 "the batches are not those that the trailer states",
@@ -364,38 +378,27 @@ class CompactReader:
                 got=tally.hexdigest(),
             )  # fmt: skip
 
-    def _encoded(self, index: int) -> tuple[pa.RecordBatch, bytes]:
-        """Return one batch as it is stored, decompressed, and the digest that it states."""
-        try:
-            encoded, metadata = self._file.get_batch_with_custom_metadata(index)
-            encoded.validate(full=True)
-        except _ARROW_ERRORS as err:
-            raise CorruptError(
-                "Arrow cannot read an encoded batch", where=Where(file=str(self.path), batch=index),
-                expected="a whole batch", got=str(err), remedy="restore the file from a copy",
-            ) from err  # fmt: skip
-        return encoded, (metadata or {}).get(DIGEST_KEY, b"")
-
     def _decode(
-        self, index: int, tally: Tally, *, verify: bool, columns: tuple[str, ...] | None
+        self, index: int, tally: Tally, *, verify: bool, wanted: Projection | None
     ) -> pa.RecordBatch:
-        digest_stated = b""
         opened = None if verify else self._opened.pop(index, None)
-        if opened is None:
-            encoded, digest_stated = self._encoded(index)
+        stated = b""
         try:
-            decoder = opened[0] if opened else BatchDecoder(encoded, self._known.ragged)
-            batch = decoder.batch(columns)
-            schema = self._known.schema if columns is None else self._narrowed(columns).schema
+            if opened is None:
+                stored = self._stored.batch(index)
+                stated = stored.metadata.get(DIGEST_KEY, b"")
+            decoder = BatchDecoder(stored, self._known.ragged) if opened is None else opened[0]
+            batch = decoder.batch(None if wanted is None else wanted.ragged)
+            schema = self._known.schema if wanted is None else wanted.schema
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
             check_arrays(batch)
-            stated = digest_stated.decode(errors="replace")
             rows = self.rows_per_batch[index]
             content = digest(batch) if verify else b""
-            if verify and content.hex() != stated:
+            if verify and content.hex().encode() != stated:
                 raise ChecksumError(
-                    "a decoded batch does not match its digest", expected=stated, got=content.hex()
-                )
+                    "a decoded batch does not match its digest",
+                    expected=stated.decode(errors="replace"), got=content.hex(),
+                )  # fmt: skip
             if batch.num_rows != rows:
                 raise _other_rows(rows, batch.num_rows)
         except RaggedError as err:
@@ -435,10 +438,11 @@ def is_compact(path: str | os.PathLike[str]) -> bool:
     return _VERSION_KEY in metadata
 
 
-def _names(projection: Projection, known: KnownSchema, *, verify: bool) -> tuple[str, ...] | None:
-    """Return the columns to decode, None for all: a digest is one of all columns."""
-    names = tuple(projection.ragged.columns)
-    return None if verify or names == tuple(known.ragged.columns) else names
+def _runs(rows: Int64) -> list[list[int]]:
+    """Return the first row and the length of each run of consecutive rows."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    lengths = np.diff(starts, append=len(rows))
+    return [list(run) for run in zip(rows[starts].tolist(), lengths.tolist(), strict=True)]
 
 
 def _other_rows(expected: int, got: int) -> ChecksumError:

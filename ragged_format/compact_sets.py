@@ -97,22 +97,16 @@ def decode_sets(
     CorruptError
         They contradict each other (``RF-C001``).
     """
-    rest_counts = counts - (counts > 0)
-    if int(rest_counts.sum()) != len(steps) or len(sampled) != len(counts):
+    filled = counts > 0
+    sets = int(np.count_nonzero(filled))
+    if len(sampled) != len(counts) or int(counts.sum()) - sets != len(steps):
         raise CorruptError(
             "candidate sets have not the size that their counts state",
-            expected=int(rest_counts.sum()), got=len(steps),
+            expected=int(counts.sum()) - sets, got=len(steps),
         )  # fmt: skip
-    for name, ids in (("order", order), ("sampled tokens", sampled)):
-        if len(ids) and int(ids.min()) < 0:
-            raise CorruptError(
-                f"the {name} of candidate sets have a negative id", expected=">= 0",
-                got=int(ids.min()),
-            )  # fmt: skip
-    size = 1 + max((int(ids.max()) for ids in (order, sampled) if len(ids)), default=0)
+    size = 1 + max(_largest("order", order), _largest("sampled tokens", sampled))
     lookup = order.astype(_key_type(size))
-    filled = counts > 0
-    if not filled.all():
+    if sets < len(counts):
         counts, sampled = counts[filled], sampled[filled]
     places = offsets_of(counts)
     rows = _rows(places, size)
@@ -142,9 +136,10 @@ def _decode_chunk(
     bits, wide = _key_layout(size, len(sampled))
     numbers = np.arange(len(sampled), dtype=wide)
     numbers <<= wide(bits)
-    rest = np.diff(bounds) - 1
-    several = np.flatnonzero(rest > 0)
+    rest = bounds[1:] - bounds[:-1]
+    several = (rest > 1).nonzero()[0]
     rest = rest[several]
+    rest -= 1
     if steps.itemsize == 8 and len(steps) and int(steps.max()) >= len(lookup):
         raise _no_id(len(lookup), int(steps.max()))  # their sum might not fit
     total = np.zeros(len(steps) + 1, np.int64)
@@ -159,9 +154,13 @@ def _decode_chunk(
     numbers |= sampled.astype(wide)
     # A row has the ids by rank of all its sets before their sampled tokens.
     ends = bounds[rows]
-    tokens = np.diff(rows)
-    lengths = np.stack((np.diff(ends) - tokens, tokens), axis=1).reshape(-1)
-    is_token = np.repeat(np.tile([False, True], len(tokens)), lengths)
+    tokens = rows[1:] - rows[:-1]
+    lengths = np.empty(2 * len(tokens), np.int64)
+    lengths[::2] = ends[1:] - ends[:-1] - tokens
+    lengths[1::2] = tokens
+    is_second = np.zeros(len(lengths), bool)
+    is_second[1::2] = True
+    is_token = np.repeat(is_second, lengths)
     keys = np.empty(len(out), wide)
     keys[is_token] = numbers
     keys[~is_token] = others
@@ -172,6 +171,18 @@ def _decode_chunk(
     else:
         keys &= low
         out[:] = keys
+
+
+def _largest(name: str, ids: Array) -> int:
+    """Return the largest id, -1 of none; raises ``RF-C001`` if one is negative."""
+    if not len(ids):
+        return -1
+    largest = int(ids.view(f"u{ids.itemsize}").max())
+    if largest > np.iinfo(ids.dtype).max:
+        raise CorruptError(
+            f"the {name} of candidate sets have a negative id", expected=">= 0", got=int(ids.min())
+        )
+    return largest
 
 
 def _sort_rows(keys: Array, bounds: Int64) -> None:
@@ -196,14 +207,15 @@ def _rows(bounds: Int64, size: int) -> Int64:
     most = 1 if bits > HUGE else NETWORK // (4 if bits <= NARROW else 8)
     # A few of the bounds are enough to fill rows well.
     marks = np.arange(0, bounds[-1], max(1, most // 4))
-    first = np.searchsorted(bounds, marks, side="right") - 1
-    first = np.append(first[np.diff(first, prepend=-1) > 0], len(bounds) - 1)
+    first = bounds.searchsorted(marks, side="right") - 1
+    is_new = np.ones(len(first) + 1, bool)
+    np.not_equal(first[1:], first[:-1], out=is_new[1:-1])
+    first = np.concatenate((first, (len(bounds) - 1,)))[is_new]
     ends = bounds[first]
-    last = np.searchsorted(ends, ends[:-1] + most, side="right") - 1
-    following = np.maximum(last, np.arange(1, len(first))).tolist()
+    following = (ends.searchsorted(ends[:-1] + most, side="right") - 1).tolist()
     rows = [0]
-    while rows[-1] < len(following):
-        rows.append(following[rows[-1]])
+    while (row := rows[-1]) < len(following):
+        rows.append(max(following[row], row + 1))
     return first[rows]
 
 

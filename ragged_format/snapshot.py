@@ -170,12 +170,13 @@ class ShardReader:
             batch = self._file.rows(index, rows, columns=columns, copy=copy)
         return pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
 
-    def _columns(self, index: int, projection: Projection) -> list[str]:
+    def _columns(self, index: int, projection: Projection) -> tuple[str, ...] | None:
         """Return the names of columns after comparing the schema of the file."""
         if not self._is_known:
             require_same(self._known.ragged, self._file.ragged_schema, Where(str(self.path), index))
             self._is_known = True
-        return list(projection.ragged.columns)
+        whole = projection.ragged is self._known.ragged
+        return None if whole else tuple(projection.ragged.columns)
 
     def batches(
         self, *, verify: bool = False, projection: Projection | None = None

@@ -7,6 +7,7 @@ import ragged_format as rf
 from ragged_format import compact_files
 from ragged_format.compact_decoder import BatchDecoder
 from ragged_format.compact_files import CompactReader
+from ragged_format.compact_messages import MessageFile, StoredBatch
 from ragged_format.testing import assert_ragged_equal, rollouts
 
 SETS = ["rollout_log_probs", "candidate_counts", "candidate_ids"]
@@ -29,13 +30,13 @@ def path(tmp_path, data):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Return the calls that decode: rows of one batch, or None for all."""
+    """Return the calls that decode: rows of one batch and columns, or None for all."""
     calls = []
     real = BatchDecoder.batch
 
-    def batch(self, columns=None, rows=None):
-        calls.append((rows, None if columns is None else tuple(columns)))
-        return real(self, columns, rows)
+    def batch(self, wanted=None, rows=None):
+        calls.append((rows, None if wanted is None else tuple(wanted.columns)))
+        return real(self, wanted, rows)
 
     monkeypatch.setattr(BatchDecoder, "batch", batch)
     return calls
@@ -43,16 +44,30 @@ def decoded(monkeypatch):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Return the numbers of batches that were decompressed."""
+    """Return the numbers of batches that were opened to be decompressed."""
     calls = []
-    real = CompactReader._encoded
+    real = MessageFile.batch
 
-    def encoded(self, index):
+    def batch(self, index):
         calls.append(index)
         return real(self, index)
 
-    monkeypatch.setattr(CompactReader, "_encoded", encoded)
+    monkeypatch.setattr(MessageFile, "batch", batch)
     return calls
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Return the names of columns that were decompressed."""
+    names = set()
+    real = StoredBatch.__call__
+
+    def value(self, name):
+        names.add(name)
+        return real(self, name)
+
+    monkeypatch.setattr(StoredBatch, "__call__", value)
+    return names
 
 
 def order_of(rows, seed=0):
@@ -146,3 +161,8 @@ def test_a_reader_of_some_columns_decodes_these(path, data, decoded):
     assert {columns for _, columns in decoded} == {("input_ids",)}
     with pytest.raises(rf.SchemaMismatchError):
         list(reader.batches(columns=["candidate_ids"]))
+
+
+def test_columns_that_are_not_asked_for_are_not_decompressed(path, used):
+    rf.Dataset(path, columns=["input_ids"])[3]
+    assert used == {"header", "record", "axis:token", "column:input_ids"}

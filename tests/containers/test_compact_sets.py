@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 import ragged_format as rf
-from ragged_format.compact import decode_batch, encode_batch
-from ragged_format.compact_decoder import BatchDecoder
+from ragged_format.compact import decode_batch, decoder_of, encode_batch
 from ragged_format.compact_heads import decode_shared
 from ragged_format.compact_planes import Block, Planes, split
 from ragged_format.compact_sets import decode_sets, encode_sets
@@ -157,7 +156,7 @@ def test_log_probs_that_are_more_or_fewer_than_the_heads_leave_are_refused(surpl
 
 def decoders(batch):
     schema = rf.parse_schema(batch.schema)
-    return BatchDecoder(encode_batch(batch, schema), schema)
+    return decoder_of(encode_batch(batch, schema), schema)
 
 
 @given(sample_batches())
@@ -179,12 +178,12 @@ def test_any_records_of_packed_rows_come_back_alone(batch):
 def test_some_columns_of_some_records_come_back():
     batch = rollouts(np.random.default_rng(4), num_samples=30, columns=None)
     decoder = decoders(batch)
-    assert decoder.needs_all()
+    assert decoder.needs_all(rf.parse_schema(batch.schema))
     for name in batch.schema.names:
         schema = rf.parse_schema(batch.schema).select([name])
-        got = decoder.batch([name], (7, 19))
+        got = decoder.batch(schema, (7, 19))
         assert_ragged_equal(got, batch.select(list(schema.columns)).slice(7, 12))
-    assert not decoder.needs_all(["topk_ids", "candidate_ids"])
+    assert not decoder.needs_all(rf.parse_schema(batch.schema).select(["topk_ids"]))
     assert decoder.batch(None, (30, 30)).num_rows == 0
 
 
