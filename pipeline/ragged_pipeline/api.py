@@ -55,7 +55,7 @@ def filter_dataset(
         Keep these only.
     **running
         As for :func:`ragged_pipeline.run`: ``mode``, ``workers``, ``memory``, ``engine``,
-        ``force``, ``progress``.
+        ``force``, ``on_duplicate``, ``progress``.
 
     Returns
     -------

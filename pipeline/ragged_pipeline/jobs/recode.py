@@ -89,7 +89,7 @@ def compact(
         Input, uncompressed, that becomes one shard, about: "256MiB".
     **running
         As for :func:`ragged_pipeline.runner.run`: ``mode``, ``workers``, ``memory``, ``engine``,
-        ``force``, ``progress``.
+        ``force``, ``on_duplicate``, ``progress``.
 
     Examples
     --------

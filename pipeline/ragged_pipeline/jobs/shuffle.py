@@ -217,7 +217,7 @@ def shuffle(
         Bytes of a shard, uncompressed, about: "256MiB".
     **running
         As for :func:`ragged_pipeline.runner.run`: ``mode``, ``workers``, ``memory``, ``engine``,
-        ``force``, ``progress``.
+        ``force``, ``on_duplicate``, ``progress``.
 
     Raises
     ------
