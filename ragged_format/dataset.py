@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ragged_format.arguments import check_choice, check_size, column_names
 from ragged_format.decoding import Projection
@@ -23,8 +24,6 @@ from ragged_format.unique_ids import SAMPLE_ID, SeenIds, shard_ids
 from ragged_format.validate import LEVELS, validate_batch
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ragged_format.lists import Int64
     from ragged_format.manifest import Shard
     from ragged_format.schema import RaggedSchema
@@ -241,6 +240,15 @@ class Dataset:
             check_size("batch_size", batch_size)
         stored = self._snapshot.batches(self._project(columns), verify=verify)
         return stored if batch_size is None else resized(stored, batch_size)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export all records to any Arrow consumer, which reads batch by batch as it takes them.
+
+        Guarantees: batches are views where they are views of :meth:`batches`. An error on the way
+        reaches the consumer as one of its own, with this library's text.
+        """
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
 
     def refresh(self) -> bool:
         """Adopt the current manifest; return whether it is another generation.
