@@ -310,10 +310,12 @@ def scatter_rows(
 def slot_index(counts: Tensor, width: int, total: int) -> Tensor:
     """Return the slot, (total,) int64, of each value in a table of rows of `width` slots."""
     wide = counts.to(torch.int64)
-    starts = torch.cumsum(wide, 0) - wide
-    rows = torch.arange(len(counts), dtype=torch.int64, device=counts.device)
-    shift = torch.repeat_interleave(rows * width - starts, wide, output_size=total)
-    return shift + torch.arange(total, dtype=torch.int64, device=counts.device)
+    # From value to value one slot further, at the first of a row over what the rows before left
+    # empty: a third of the bytes of repeating each row's shift.
+    steps = torch.ones(total + 1, dtype=torch.int64, device=counts.device)
+    steps[:1].zero_()
+    steps.index_add_(0, torch.cumsum(wide, 0)[:-1], width - wide[:-1])
+    return torch.cumsum(steps, 0)[:total]
 
 
 def device_order(counts: Tensor, buckets: int) -> Tensor:

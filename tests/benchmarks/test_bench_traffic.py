@@ -65,13 +65,13 @@ def test_padding(dtype):
     size = dtype.itemsize
     assert in_page("2 e W")
     assert moved(lambda: torch.zeros(7, 9, dtype=dtype).clone()) == (1 + 2) * size * 63
-    assert in_page("e W + (2 e + 72) c + 108")
+    assert in_page("e W + (2 e + 32) c + 76")
     terms, counted = [], []
     for targets, count, width in product((100, 300), (4, 8), (8, 32)):
         values, counts = rows_of(targets, count, dtype)
         counted.append(moved(partial(pad_ragged, values, counts, width, host_counts=counts)))
-        terms.append((targets * width, targets * count, targets))
-    assert coefficients(terms, counted) == [size, 2 * size + 72, 108]
+        terms.append((targets * width, targets * count, targets, 1))
+    assert coefficients(terms, counted)[:3] == [size, 2 * size + 32, 76]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -181,7 +181,7 @@ def test_chunks_of_the_full_vocabulary_are_of_as_many_targets_as_the_width(width
 
 def test_the_example_of_the_page():
     targets, c, slots, hidden, vocabulary, rate = 20_000, 3, 512, 2_048, 131_072, 4.8e12
-    assert round(4 * slots + 80 * c + 108, -2) == 2400
+    assert round(4 * slots + 40 * c + 76, -2) == 2200
     assert round(8 * slots, -2) == 4100
     per_step = {
         "gathered": targets * hidden * (112 * c + 30), "triton": targets * hidden * (20 * c + 18),
@@ -194,6 +194,7 @@ def test_the_example_of_the_page():
     expected = {"gathered": 3, "triton": 0.7, "weight": 0.6, "full": 95}
     assert milliseconds == pytest.approx(expected, rel=0.07)
     assert float(f"{8 * targets * vocabulary * hidden / 1e12:.2g}") == 43
-    # Cheaper than a copy: e W + (2 e + 72) c < 2 e W; a full row: (3 e + 72) c against 2 e c.
-    assert 4 / (2 * 4 + 72) == 1 / 20
-    assert pytest.approx(10, rel=0.06) == (3 * 4 + 72) / (2 * 4)
+    # Cheaper than a copy: e W + (2 e + 32) c < 2 e W; a full row: (3 e + 32) c against 2 e c.
+    size = 4
+    assert size / (2 * size + 32) == 1 / 10
+    assert (3 * size + 32) / (2 * size) == 5.5

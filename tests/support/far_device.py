@@ -139,7 +139,7 @@ class FarDevice(TorchDispatchMode):
             target_far = isinstance(args[0], FarTensor)
             blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         source_far = isinstance(source, FarTensor)
-        if source_far != target_far and not (target_far and source.dim() == 0):
+        if source_far != target_far:
             self.log.copies.append(
                 Copy(target_far, source.numel() * source.element_size(), not blocking)
             )
