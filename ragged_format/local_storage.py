@@ -100,7 +100,7 @@ class LocalStorage:
                 token = match["shard"] or match["writer"] or match["job"]
                 with suppress(FileNotFoundError):  # its writer finished meanwhile
                     if _changed(entry) <= oldest and not (token and lives(directory, token)):
-                        if not dry_run and not _removed(entry):
+                        if not dry_run and not _removed(entry, oldest):
                             continue
                         removed.append(entry.name)
         return removed
@@ -202,7 +202,7 @@ def _changed(entry: Path) -> float:
     return max([path.stat().st_mtime for path in [entry, *below]])
 
 
-def _removed(entry: Path) -> bool:
+def _removed(entry: Path, oldest: float) -> bool:
     """Remove a file or work directory; return False if its job was taken up just now."""
     if not entry.is_dir():
         entry.unlink()
@@ -216,10 +216,13 @@ def _removed(entry: Path) -> bool:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A job that ended meanwhile has removed the name, and another may have begun under it.
+        if path.stat().st_ino != os.fstat(descriptor).st_ino or _changed(entry) > oldest:
+            return False
         shutil.rmtree(entry)
         if is_new:
             path.unlink(missing_ok=True)
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):
         return False
     finally:
         os.close(descriptor)

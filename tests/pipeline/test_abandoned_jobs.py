@@ -116,3 +116,42 @@ def test_the_command_lists_and_removes(source, tmp_path):
     assert found("--older-than", "0") == []
     assert CliRunner().invoke(app, ["sweep", str(out), "--older-than", "soon"]).exit_code == 2
     assert CliRunner().invoke(app, ["sweep", str(tmp_path / "no")]).exit_code == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["a lock is taken", "a lock is replaced", "a task is done"])
+def test_a_job_that_is_taken_up_just_now_is_spared(source, tmp_path, monkeypatch, meanwhile):
+    import fcntl
+
+    from ragged_format import local_storage
+
+    out = tmp_path / "out"
+    work, lock = abandoned(source, out)
+    age(out)
+    held = []
+
+    def lives(directory, token):
+        """Looks, and something happens right after it has looked."""
+        if token in work.name:
+            if meanwhile == "a lock is taken":
+                held.append(os.open(lock, os.O_RDWR))
+                fcntl.flock(held[0], fcntl.LOCK_EX)
+            elif meanwhile == "a task is done":
+                os.utime(work / "00-000000.json")
+        return False
+
+    flock = fcntl.flock
+
+    def replaced(descriptor, operation):
+        flock(descriptor, operation)
+        if meanwhile == "a lock is replaced" and os.path.samestat(
+            os.fstat(descriptor), lock.stat()
+        ):
+            lock.unlink()
+            lock.touch()
+
+    monkeypatch.setattr(local_storage, "lives", lives)
+    monkeypatch.setattr(local_storage.fcntl, "flock", replaced)
+    assert work.name not in rf.sweep(out, grace_s=60)
+    assert work.exists()
+    for descriptor in held:
+        os.close(descriptor)
