@@ -67,6 +67,20 @@ def test_a_job_that_fails_on_its_way_up_goes_on_where_it_was(s3, stored, samples
     rf.Dataset(OUT).validate()
 
 
+def test_ids_of_a_dataset_in_a_store_are_not_appended_again(stored, samples, tmp_path):
+    with rf.Writer(tmp_path / "near", samples.schema) as writer:
+        writer.write(samples[30:])
+    with pytest.raises(rf.InvariantError) as caught:
+        run(Merge(), tmp_path / "near", IN, workers=1, mode="append")
+    assert IN in caught.value.got
+    with (
+        pytest.raises(rf.InvariantError),
+        rf.Writer(IN, samples.schema, mode="append", on_duplicate="error") as writer,
+    ):
+        writer.write(samples[3:5])
+    assert rf.Dataset(IN).num_rows == 37
+
+
 def test_the_work_of_an_abandoned_job_is_swept_on_this_machine(s3, stored):
     with s3.fault("deny", "PUT", r"out/.*\.arrow", times=9), pytest.raises(rf.StorageError):
         run(Merge(), stored, OUT, workers=1)
