@@ -154,11 +154,16 @@ def request_from_frame(head: Head, body: pa.Buffer) -> AppendRequest:
 
 def page_to_frame(page: Page, schema: pa.Schema | None) -> tuple[Head, list[Any]]:
     """Return the answer to a read, and its body."""
-    messages = [batch.serialize() for batch in page.batches]
+    stored = page.messages or (None,) * len(page.batches)
+    messages = [
+        batch.serialize() if message is None else message
+        for batch, message in zip(page.batches, stored, strict=True)
+    ]
     text = b"" if schema is None else known_schema(schema).message
     head = {
         "schema": len(text), "messages": [message.size for message in messages],
         "cursor": page.cursor, "cursors": page.cursors, "records": page.records, "lag": page.lag,
+        "stored": [message is not None for message in stored],
     }  # fmt: skip
     return head, [*messages, text]
 
@@ -166,17 +171,21 @@ def page_to_frame(page: Page, schema: pa.Schema | None) -> tuple[Head, list[Any]
 def page_from_frame(head: Head, body: pa.Buffer) -> Page:
     """Return the page of an answer."""
     sizes = head["messages"]
-    batches = []
+    batches: list[pa.RecordBatch] = []
+    messages: list[pa.Buffer | None] = []
     if sizes:
         text = body.slice(sum(sizes), head["schema"]).to_pybytes()
         schema = read_schema_message(text).schema
         start = 0
-        for size in sizes:
-            batches.append(decode_message(body.slice(start, size), schema))
+        for size, is_stored in zip(sizes, head["stored"], strict=True):
+            message = body.slice(start, size)
+            batches.append(decode_message(message, schema))
+            messages.append(message if is_stored else None)
             start += size
     return Page(
-        tuple(batches), head["cursor"], tuple(head["cursors"]), head["records"], head["lag"]
-    )
+        tuple(batches), head["cursor"], tuple(head["cursors"]), head["records"], head["lag"],
+        tuple(messages),
+    )  # fmt: skip
 
 
 def status_from_json(data: Head) -> StoreStatus:

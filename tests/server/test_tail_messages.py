@@ -8,6 +8,7 @@ import ragged_format as rf
 from ragged_format.errors import ChecksumError
 from ragged_format.testing import assert_ragged_equal
 from ragged_server.records import StoreSettings
+from ragged_server.remote_store import RemoteStore, StoreServer
 from ragged_server.store import Store
 from ragged_server.tail import CURSOR_KEY, _encoded
 
@@ -47,6 +48,18 @@ def test_a_stream_of_stored_messages_is_that_of_their_batches(store):
     assert reader.trailer is not None
     plain = pa.ipc.open_stream(b"".join(_encoded(store.schema, page, is_compressed=False)))
     assert [batch.num_rows for batch in plain] == [4, 4, 4, 0]
+
+
+def test_workers_get_the_same_messages(store, tmp_path):
+    path = tmp_path / "socket"
+    with StoreServer(store, path), RemoteStore(path) as remote:
+        ours, theirs = (one.read(None, max_bytes=1 << 20) for one in (store, remote))
+        parted = remote.read(None, max_bytes=1 << 20, rank=0, world_size=2)
+        stored = store.read(None, max_bytes=1 << 20, rank=0, world_size=2)
+    assert [one.to_pybytes() for one in theirs.messages] == [
+        one.to_pybytes() for one in ours.messages
+    ]
+    assert [one is None for one in parted.messages] == [one is None for one in stored.messages]
 
 
 def test_the_reader_finds_what_was_damaged_on_the_disk(store):
