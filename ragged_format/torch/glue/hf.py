@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import torch
 
-from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.arguments import column_names
+from ragged_format.canonical import canonical
+from ragged_format.errors import RaggedError, SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.torch.batch import RaggedBatch
+from ragged_format.torch.iterable import RaggedIterable
+from ragged_format.torch.loader import RaggedLoader
+from ragged_format.validate import validate_batch
 
 __all__ = ["RaggedCollator", "RaggedTrainerMixin", "check_accelerator", "check_arguments",
            "training_arguments"]  # fmt: skip
@@ -30,7 +36,7 @@ class RaggedCollator:
     """Join records to one :class:`RaggedBatch`, for use as ``data_collator`` or ``collate_fn``.
 
     Takes what :class:`RaggedDataset` gives, record batches, or rows as mappings (of a
-    ``datasets.Dataset``, say), for which it needs the schema.
+    ``datasets.Dataset``, say), for which it needs the schema and which it validates in full.
 
     Parameters
     ----------
@@ -42,7 +48,10 @@ class RaggedCollator:
     Raises
     ------
     SchemaMismatchError
-        A column is missing (``RF-S003``); where a trainer has dropped it, the remedy says so.
+        A column is missing, or its values are not of its type (``RF-S003``); where a trainer has
+        dropped it, the remedy says so.
+    InvariantError
+        Rows that come as mappings break an invariant.
 
     Examples
     --------
@@ -65,7 +74,7 @@ class RaggedCollator:
         self, schema: pa.Schema | None = None, columns: Iterable[str] | None = None
     ) -> None:
         self.schema = schema
-        self.columns = None if columns is None else tuple(columns)
+        self.columns = column_names(columns)
 
     def __call__(self, features: RaggedBatch | Sequence[Any]) -> RaggedBatch:
         """Return the records as one batch."""
@@ -82,6 +91,11 @@ class RaggedCollator:
     def _join(self, features: RaggedBatch | Sequence[Any]) -> RaggedBatch:
         if isinstance(features, RaggedBatch):
             return features
+        if not isinstance(features, list | tuple):
+            raise SchemaMismatchError(
+                "these cannot be joined", expected="a list of records",
+                got=f"a {type(features).__name__}", remedy="pass the records of one batch",
+            )  # fmt: skip
         kinds = {type(feature) for feature in features}
         if kinds == {str}:
             # A collator of the trainer's has walked over a batch, which gives its column names.
@@ -111,9 +125,39 @@ class RaggedCollator:
                         where=Where(row=number, column=column.name),
                         expected=", ".join(schema.columns), got=", ".join(row), remedy=_UNUSED,
                     )  # fmt: skip
-        names = schema.to_arrow().names
-        plain = [{name: row.get(name) for name in names} for row in rows]
-        return RaggedBatch.from_arrow(pa.RecordBatch.from_pylist(plain, schema=schema.to_arrow()))
+        arrays = {
+            column.name: _array([row.get(column.name) for row in rows], column.name)
+            for column in schema
+        }
+        try:
+            # Exact: pyarrow itself would cut 1.5 to 1 where integers are declared.
+            batch = canonical(pa.table(arrays), schema.to_arrow())
+            validate_batch(_numbered(batch), schema, "full", Where())
+        except RaggedError as err:
+            err.remedy = err.remedy or "repair the dataset, or give the schema that its rows have"
+            raise
+        return RaggedBatch.from_arrow(batch)
+
+
+def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with other ids: samplers repeat records to fill up the last batch."""
+    index = batch.schema.get_field_index("sample_id")
+    if index < 0:
+        return batch
+    numbers = pa.array(map(str, range(batch.num_rows)), pa.string())
+    return batch.set_column(index, batch.schema.field(index), numbers)
+
+
+def _array(values: list[Any], name: str) -> pa.Array:
+    plain = [value.numpy() if isinstance(value, torch.Tensor) else value for value in values]
+    try:
+        return pa.array(plain)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as err:
+        raise SchemaMismatchError(
+            "the values of a column are of no one type", code="RF-S003", where=Where(column=name),
+            expected="numbers, text or lists of them", got=str(err),
+            remedy="give every row a list of numbers there",
+        ) from err  # fmt: skip
 
 
 def training_arguments() -> dict[str, Any]:
@@ -133,14 +177,15 @@ def check_arguments(arguments: Any) -> None:
         ``remove_unused_columns`` or ``dispatch_batches`` would break them; the remedy says what to
         set.
     """
-    if arguments.remove_unused_columns:
+    unused = getattr(arguments, "remove_unused_columns", "nothing")
+    if unused is not False:
         raise SchemaMismatchError(
             "the trainer would drop the columns that the model's forward does not name",
-            expected="remove_unused_columns=False", got=arguments.remove_unused_columns,
-            remedy=_UNUSED,
+            expected="remove_unused_columns=False", got=unused, remedy=_UNUSED,
         )  # fmt: skip
-    config = arguments.accelerator_config
-    _check_dispatch(getattr(config, "dispatch_batches", None))
+    config = getattr(arguments, "accelerator_config", None)
+    given = config if isinstance(config, Mapping) else vars(config) if config is not None else {}
+    _check_dispatch(given.get("dispatch_batches"))
 
 
 def check_accelerator(accelerator: Any) -> None:
@@ -151,7 +196,7 @@ def check_accelerator(accelerator: Any) -> None:
     SchemaMismatchError
         ``dispatch_batches`` is on, or left to accelerate, which turns it on for iterable datasets.
     """
-    _check_dispatch(accelerator.dispatch_batches)
+    _check_dispatch(getattr(accelerator, "dispatch_batches", None))
 
 
 def _check_dispatch(dispatch: bool | None) -> None:  # noqa: FBT001
@@ -167,8 +212,8 @@ class RaggedTrainerMixin:
     """Let a ``Trainer`` train on a :class:`RaggedLoader`, given as its ``train_dataset``.
 
     The loader deals out ranks itself: give it ``rank``, ``world_size`` and a `tail` other than
-    ``"keep"``, so that all ranks have equally many steps. Batches reach ``compute_loss`` as they
-    are::
+    ``"keep"``, so that all ranks have equally many steps; another loader is refused before it
+    trains all ranks on the same rows, or hangs. Batches reach ``compute_loss`` as they are::
 
         class MyTrainer(RaggedTrainerMixin, Trainer):
             def compute_loss(self, model, inputs, **_): ...
@@ -183,7 +228,33 @@ class RaggedTrainerMixin:
         Raises
         ------
         SchemaMismatchError
-            As :func:`check_arguments`.
+            As :func:`check_arguments`; or the loader deals out other ranks than the trainer has.
         """
         check_arguments(self.args)
-        return self.train_dataset
+        loader = self.train_dataset
+        if not isinstance(loader, RaggedLoader | RaggedIterable):
+            raise SchemaMismatchError(
+                "the train_dataset of a RaggedTrainerMixin is a loader", expected="RaggedLoader",
+                got=f"a {type(loader).__name__}",
+                remedy="pass a RaggedLoader; a RaggedDataset needs no mixin, but a RaggedCollator",
+            )  # fmt: skip
+        _check_ranks(loader.state_dict(), self.args)
+        return loader
+
+
+def _check_ranks(dealt: Mapping[str, Any], arguments: Any) -> None:
+    rank = getattr(arguments, "process_index", 0)
+    world_size = getattr(arguments, "world_size", 1)
+    if (dealt["rank"], dealt["world_size"]) != (rank, world_size):
+        raise SchemaMismatchError(
+            "the loader deals out other ranks than the trainer has",
+            expected=f"rank={rank}, world_size={world_size}",
+            got=f"rank={dealt['rank']}, world_size={dealt['world_size']}",
+            remedy="RaggedLoader(..., rank=args.process_index, world_size=args.world_size)",
+        )  # fmt: skip
+    if world_size > 1 and dealt["tail"] == "keep":
+        raise SchemaMismatchError(
+            "ranks with unequal numbers of steps wait for each other for ever",
+            expected="tail='drop', 'pad' or 'empty'", got="tail='keep'",
+            remedy="choose one of these for the loader",
+        )  # fmt: skip

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ragged_format.adapters.trl import to_micro_batch
+from ragged_format.arguments import check_integer
 from ragged_format.errors import SchemaMismatchError
 from ragged_format.lists import flat
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["RolloutCollator"]
 
@@ -60,12 +58,18 @@ class RolloutCollator:
     lossy: bool = False
     groups_trained: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        check_integer("pad_token_id", self.pad_token_id, 0)
+        check_integer("num_processes", self.num_processes, 1)
+        if self.top_k is not None:
+            check_integer("top_k", self.top_k, 1)
+
     def __call__(self, examples: Sequence[Sequence[pa.RecordBatch]]) -> dict[str, Tensor]:
         """Return the batch; all tensors are copies."""
-        if len(examples) != 1 or len(examples[0]) != self.num_processes:
+        if not _is_one_of(examples, self.num_processes):
             raise SchemaMismatchError(
                 "a call takes one micro-batch with a row for every process",
-                expected=f"[[{self.num_processes} rows]]", got=[len(rows) for rows in examples],
+                expected=f"[[{self.num_processes} packed rows]]", got=_shape(examples),
                 remedy="use batch_size=1 over a planner that yields lists of rows",
             )  # fmt: skip
         (rows,) = examples
@@ -76,3 +80,20 @@ class RolloutCollator:
             if _GROUPS in row.schema.names:
                 self.groups_trained.update(flat(row.column(_GROUPS)).values.drop_null().to_pylist())
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _is_one_of(examples: object, rows: int) -> bool:
+    """Return whether these are a list of one list of so many record batches."""
+    if not isinstance(examples, list | tuple) or len(examples) != 1:
+        return False
+    (only,) = examples
+    if not isinstance(only, list | tuple) or len(only) != rows:
+        return False
+    return all(isinstance(row, pa.RecordBatch) for row in only)
+
+
+def _shape(examples: object) -> str:
+    if not isinstance(examples, list | tuple):
+        return f"a {type(examples).__name__}"
+    parts = [_shape(part) for part in examples[:4]]
+    return f"[{', '.join(parts)}{', …' if len(examples) > 4 else ''}]"
