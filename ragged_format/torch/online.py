@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from ragged_format.arguments import (
     check_integer,
     check_mapping,
     check_number,
+    check_text,
 )
 from ragged_format.errors import LimitExceededError, StateMismatchError
 from ragged_format.packing import pack_row, plan_rows
@@ -153,8 +155,10 @@ class OnlineLoader:
                 expected="both max_staleness and current_version, or neither",
                 remedy="pass the other one too",
             )  # fmt: skip
+        tail = tail_of(source)
+        check_text("the identity of the source", tail.identity)
         self._options = _Options(
-            tail_of(source), token_budget, rows,
+            tail, token_budget, rows,
             packing, fork, within_group, null_advantage, group_size, group_timeout_s, on_timeout,
             max_staleness, current_version, on_oversize, window, max_wait_s, clock,
         )  # fmt: skip
@@ -165,14 +169,15 @@ class OnlineLoader:
 
     def __iter__(self) -> Iterator[list[RaggedBatch]]:
         """Continue after the last step that was delivered; ends an iteration before."""
-        self.close()
+        if (running := self._under_way()) is not None:
+            running.supersede()
         steps = _Steps(self, self._options, self._state, deepcopy(self.metrics), self._prefetch)
         self._running = weakref.ref(steps)
         return steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last step that the consumer got, as JSON values."""
-        return self._state
+        return deepcopy(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved state with the next ``iter()``.
@@ -192,26 +197,29 @@ class OnlineLoader:
                 expected=f"{ours} (this loader)", got=f"{theirs} (the state)",
                 remedy="pass what state_dict() returned for the same log",
             )  # fmt: skip
-        sound = isinstance(state.get("cursor"), str | None) and type(state.get("steps")) is int
+        steps = state.get("steps")
+        sound = isinstance(state.get("cursor", 0), str | None) and type(steps) is int and steps >= 0
         if not sound or not _are_texts(state.get("settled")):
             raise StateMismatchError(
-                "the state is malformed", expected="cursor: text, settled: ids, steps: int",
+                "the state is malformed", expected="cursor: text, settled: ids, steps: int >= 0",
                 got=dict(state), remedy="pass what state_dict() returned",
             )  # fmt: skip
-        running = None if self._running is None else self._running()
-        if running is not None and running.is_running:
+        if self._under_way() is not None:
             raise StateMismatchError(
                 "a state cannot be loaded while an iteration is under way",
                 expected="no iteration, or one that was closed", got="a running one",
                 remedy="call close() first",
             )  # fmt: skip
-        self._state = dict(state)
+        self._state = deepcopy(dict(state))
 
     def close(self) -> None:
         """End the iteration that runs and its thread."""
-        running = None if self._running is None else self._running()
-        if running is not None:
+        if (running := self._under_way()) is not None:
             running.close()
+
+    def _under_way(self) -> _Steps | None:
+        running = None if self._running is None else self._running()
+        return running if running is not None and running.is_running else None
 
     def __enter__(self) -> Self:
         return self
@@ -242,6 +250,7 @@ class _Steps(Iterator[list[RaggedBatch]]):
     ) -> None:
         self._loader = loader
         self.is_running = True
+        self._superseded = False
         stopped = threading.Event()
         if prefetch:
             prefetcher: Prefetcher[_Step] = Prefetcher(
@@ -255,6 +264,11 @@ class _Steps(Iterator[list[RaggedBatch]]):
             self._end = weakref.finalize(self, _end, stopped, steps.close)
 
     def __next__(self) -> list[RaggedBatch]:
+        if self._superseded:
+            raise StateMismatchError(
+                "a later iteration of this loader has begun", expected="one iteration at a time",
+                got="an iterator from before", remedy="use one iterator",
+            )  # fmt: skip
         if not self.is_running:
             raise StopIteration
         try:
@@ -262,12 +276,17 @@ class _Steps(Iterator[list[RaggedBatch]]):
         except BaseException:
             self.close()
             raise
-        self._loader._state = step.state  # noqa: SLF001
+        self._loader._state = deepcopy(step.state)  # noqa: SLF001 - rows may be changed by their user
         self._loader.metrics = step.metrics
         if not step.rows:
             self.close()
             raise StopIteration
         return step.rows
+
+    def supersede(self) -> None:
+        """End, and make later calls an error."""
+        self._superseded = True
+        self.close()
 
     def close(self) -> None:
         """End the thread."""
@@ -403,12 +422,22 @@ class _Options:
         """Return what is ready and not too old; settle the rest."""
         if self.current_version is None or self.max_staleness is None:
             return pending.ready
-        oldest = self.current_version() - self.max_staleness
+        oldest = self._version() - self.max_staleness
         stale = [s for s in pending.ready if s.version is not None and s.version < oldest]
         metrics.dropped_stale += len(stale)
         count_lengths(metrics.stale_by_length, (sample.tokens for sample in stale))
         pending.settle(stale)
         return [s for s in pending.ready if s.version is None or s.version >= oldest]
+
+    def _version(self) -> int:
+        version = None if self.current_version is None else self.current_version()
+        try:
+            return operator.index(version)  # type: ignore[arg-type]
+        except TypeError as err:
+            raise LimitExceededError(
+                "current_version returns a policy version", expected="an integer",
+                got=repr(version), remedy="return the number of the trainer's version",
+            ) from err  # fmt: skip
 
     def _leave_out(
         self,
@@ -435,7 +464,7 @@ class _Options:
         metrics.rows += self.rows - fillers
         metrics.filler_rows += fillers
         if self.current_version is not None:
-            now = self.current_version()
+            now = self._version()
             behind = [now - s.version for s in samples if s.version is not None]
             metrics.max_staleness = max([metrics.max_staleness, *behind])
             metrics.sum_staleness += sum(behind)

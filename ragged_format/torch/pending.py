@@ -8,16 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from ragged_format.errors import InvariantError, SchemaMismatchError, Where
 
+if TYPE_CHECKING:
     from ragged_format.torch.tail import Page
 
 __all__ = ["OnTimeout", "OnlineMetrics", "Pending", "Sample", "count_lengths"]
 
 OnTimeout = Literal["release", "drop"]
+_NEEDED = ("sample_id", "input_ids", "completion_mask")
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class OnlineMetrics:
     delivered, steps, rows, filler_rows : int
         Samples in rows; steps; rows with samples, and empty ones.
     duplicates : int
-        Samples whose id was pending or settled already; ignored.
+        Samples whose id is that of another one behind the cursor; ignored. Ids that the cursor has
+        passed are not remembered: that they are unique is the log's part.
     dropped_stale, dropped_timeout, dropped_oversize, without_target : int
         Samples left out: too old a policy, in a group that stayed incomplete, longer than a row,
         nothing scored.
@@ -151,6 +154,8 @@ class Pending:
         self._pages: deque[_Page] = deque()
         self._groups: dict[str, _Group] = {}
         self._ids: set[str] = set()
+        # Of pages that are still open, so that memory stays bounded.
+        self._settled: set[str] = set()
 
     @property
     def ready_tokens(self) -> int:
@@ -177,7 +182,16 @@ class Pending:
         return sorted(self._ids)
 
     def add(self, page: Page) -> None:
-        """Take what the log gave."""
+        """Take what the log gave.
+
+        Raises
+        ------
+        SchemaMismatchError
+            It is no page of samples.
+        InvariantError
+            A sample has no id.
+        """
+        _check_page(page)
         opened = _Page(self.read_to)
         for batch in page.batches:
             for group, sample in _samples(batch, opened):
@@ -203,15 +217,17 @@ class Pending:
         for sample in samples:
             sample.page.open -= 1
             sample.page.settled.append(sample.sample_id)
+            self._settled.add(sample.sample_id)
             self._ids.discard(sample.sample_id)
 
     def _take(self, group: str | None, sample: Sample) -> None:
         if sample.sample_id in self._resumed:
             self._resumed.discard(sample.sample_id)
             sample.page.settled.append(sample.sample_id)
+            self._settled.add(sample.sample_id)
             return
         self._metrics.read += 1
-        if sample.sample_id in self._ids:
+        if sample.sample_id in self._ids or sample.sample_id in self._settled:
             self._metrics.duplicates += 1
             return
         self._ids.add(sample.sample_id)
@@ -236,7 +252,38 @@ class Pending:
 
     def _close_pages(self) -> None:
         while self._pages and not self._pages[0].open:
-            self._pages.popleft()
+            self._settled.difference_update(self._pages.popleft().settled)
+
+
+def _check_page(page: Any) -> None:
+    batches: Any = getattr(page, "batches", None)
+    sound = isinstance(batches, list | tuple) and isinstance(getattr(page, "cursor", 0), str | None)
+    if not sound:
+        raise SchemaMismatchError(
+            "a log gives pages", expected="Page(batches, cursor: text, is_end)", got=repr(page),
+            remedy="return ragged_format.torch.tail.Page from read()",
+        )  # fmt: skip
+    for number, batch in enumerate(batches):
+        where = Where(batch=number)
+        if not isinstance(batch, pa.RecordBatch):
+            raise SchemaMismatchError(
+                "a page has record batches", where=where, expected="RecordBatch",
+                got=type(batch).__name__, remedy="convert it with rf.canonical(data, schema)",
+            )  # fmt: skip
+        missing = [name for name in _NEEDED if name not in batch.schema.names]
+        if missing:
+            raise SchemaMismatchError(
+                "a log holds samples", code="RF-S002", where=where, expected=", ".join(_NEEDED),
+                got=", ".join(batch.schema.names), remedy="pack samples, not packed rows",
+            )  # fmt: skip
+        ids = batch.column("sample_id")
+        if ids.null_count:
+            raise InvariantError(
+                "a value is null", code="RF-I002", expected="an id for every sample", got="null",
+                where=Where(batch=number, row=ids.is_null().index(True).as_py(),
+                            column="sample_id"),
+                remedy="give every sample an id of its own",
+            )  # fmt: skip
 
 
 def _samples(batch: pa.RecordBatch, page: _Page) -> Iterator[tuple[str | None, Sample]]:

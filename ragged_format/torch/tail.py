@@ -76,7 +76,7 @@ class SourceTail:
 
     def read(self, after: str | None, *, wait_s: float) -> Page:  # noqa: ARG002 - nothing to wait for
         """Return the next batch."""
-        wanted = int(after or 0)
+        wanted = _number(after)
         if self._batches is None or self._read != wanted:
             self._batches, self._read = open_source(self._place).batches(), 0
             while self._read < wanted:
@@ -91,6 +91,17 @@ class SourceTail:
             return Page([], str(self._read), is_end=True)
         self._read += 1
         return Page([batch], str(self._read))
+
+
+def _number(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdecimal()):
+        raise StateMismatchError(
+            "the cursor is none of this source", expected="a number of batches", got=repr(cursor),
+            remedy="resume on the source that the state belongs to",
+        )  # fmt: skip
+    return int(cursor)
 
 
 def tail_of(source: Tail | str | os.PathLike[str]) -> Tail:
