@@ -16,12 +16,10 @@ A whole batch is decompressed for one record; of its columns only the record is 
 from __future__ import annotations
 
 import base64
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +35,6 @@ from ragged_format.errors import (
     CorruptError,
     DatasetNotFoundError,
     NotRaggedError,
-    OutOfRangeError,
     RaggedError,
     TruncatedError,
     UnsupportedFeatureError,
@@ -48,10 +45,11 @@ from ragged_format.local_files import NewFile, local_path
 from ragged_format.parse import parse_versions
 from ragged_format.ragged import concat
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
+from ragged_format.shard_file import ShardFile
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
 from ragged_format.validate import validate_batch
-from ragged_format.writer_state import WriterState, require_open
+from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
 
 if TYPE_CHECKING:
     from ragged_format.known_schemas import KnownSchema
@@ -73,7 +71,7 @@ _KEPT = 2
 _ALONE = 4
 
 
-class CompactWriter:
+class CompactWriter(EndsWithBlock):
     """Write one compact file; methods, guarantees and errors as :class:`FileWriter`.
 
     Parameters
@@ -106,20 +104,6 @@ class CompactWriter:
         self._schema = encoded_schema(self._known.ragged).with_metadata(metadata)
         options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", ZSTD_LEVEL))
         self._writer = pa.ipc.new_file(self._new.file, self._schema, options=options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     @property
     def nbytes(self) -> int:
@@ -169,13 +153,11 @@ class CompactWriter:
             self._new.abort()
 
 
-class CompactReader:
+class CompactReader(ShardFile):
     """A compact file, memory-mapped; attributes and methods as :class:`FileReader`.
 
     Batches are decoded when they are asked for, so that they are copies; the last few are kept.
     """
-
-    is_random_access = True
 
     def __init__(
         self,
@@ -201,34 +183,6 @@ class CompactReader:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self.path, self._columns, self._verify)
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self.batches()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the batches that are returned."""
-        return self._projection.schema
-
-    @property
-    def ragged_schema(self) -> RaggedSchema:
-        """Declarations of the batches that are returned."""
-        return self._projection.ragged
-
-    @property
-    def num_rows(self) -> int:
-        """Number of records."""
-        return self.trailer.rows
-
-    @property
-    def rows_per_batch(self) -> tuple[int, ...]:
-        """Records of every batch."""
-        return self.trailer.rows_per_batch
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches, the trailer not counted."""
-        return self.trailer.batches
 
     def batch(
         self, index: int, *, keep: bool = True, columns: Sequence[str] | None = None
@@ -322,18 +276,6 @@ class CompactReader:
         self._opened[index] = decoder, asked
         return None if decoder.needs_all(wanted) else decoder
 
-    def _check_index(self, index: int) -> None:
-        try:
-            known = 0 <= operator.index(index) < self.num_batches
-        except TypeError:
-            known = False
-        if not known:
-            raise OutOfRangeError(
-                "there is no such batch", where=Where(file=str(self.path)),
-                expected=f"0 <= index < {self.num_batches}", got=repr(index),
-                remedy="ask num_batches first",
-            )  # fmt: skip
-
     def _narrowed(self, columns: Sequence[str] | None) -> Projection:
         if columns is None:
             return self._projection
@@ -356,12 +298,6 @@ class CompactReader:
         if self._names(projection, verify=self._verify) is None:
             return map(projection.apply, self._scan(None, verify=self._verify))
         return self._scan(projection, verify=self._verify)
-
-    def verify(self) -> Trailer:
-        """Read everything, compare it with all digests, and return the trailer."""
-        for _ in self.scan():
-            pass
-        return self.trailer
 
     def scan(self, *, verify: bool = True) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches with all columns, nothing kept."""

@@ -13,11 +13,10 @@ keeps it.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,7 +36,6 @@ from ragged_format.errors import (
     ChecksumError,
     CorruptError,
     NotRaggedError,
-    OutOfRangeError,
     RaggedError,
     TruncatedError,
     Where,
@@ -45,11 +43,9 @@ from ragged_format.errors import (
 from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, local_path, open_binary
+from ragged_format.shard_file import ShardFile
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
 from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
-
-if TYPE_CHECKING:
-    from ragged_format.schema import RaggedSchema
 
 __all__ = ["FileReader", "FileWriter", "read_file", "write_file"]
 
@@ -164,7 +160,7 @@ def write_file(
     return writer.close()
 
 
-class FileReader:
+class FileReader(ShardFile):
     """A hot file, memory-mapped: batches are views of the mapping.
 
     Opening reads the footer, the schema and the trailer only. The mapping lives as long as any
@@ -179,8 +175,6 @@ class FileReader:
     is_random_access : bool
         True.
     """
-
-    is_random_access = True
 
     def __init__(
         self,
@@ -210,34 +204,6 @@ class FileReader:
     def __repr__(self) -> str:
         return f"FileReader({str(self.path)!r}, rows={self.num_rows}, batches={self.num_batches})"
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self.batches()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the batches that are returned."""
-        return self._projection.schema
-
-    @property
-    def ragged_schema(self) -> RaggedSchema:
-        """Declarations of the batches that are returned."""
-        return self._projection.ragged
-
-    @property
-    def num_rows(self) -> int:
-        """Number of records."""
-        return self.trailer.rows
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches, the trailer not counted."""
-        return self.trailer.batches
-
-    @property
-    def rows_per_batch(self) -> tuple[int, ...]:
-        """Records of every batch."""
-        return self.trailer.rows_per_batch
-
     def batch(self, index: int) -> pa.RecordBatch:
         """Return one batch, a view of the file.
 
@@ -264,12 +230,6 @@ class FileReader:
         projection = Projection(self.ragged_schema, self.schema, columns)
         return map(projection.apply, map(self._projection.apply, self.scan(verify=self._verify)))
 
-    def verify(self) -> Trailer:
-        """Read everything, compare it with all digests, and return the trailer."""
-        for _ in self.scan():
-            pass
-        return self.trailer
-
     def scan(self, *, verify: bool = True) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches with all columns, nothing kept."""
         tally = Tally()
@@ -281,16 +241,7 @@ class FileReader:
             raise err.at(Where(file=str(self.path))) from err.__cause__
 
     def _load(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-        try:
-            known = 0 <= operator.index(index) < self.num_batches
-        except TypeError:
-            known = False
-        if not known:
-            raise OutOfRangeError(
-                "there is no such batch", where=Where(file=str(self.path)),
-                expected=f"0 <= index < {self.num_batches}", got=repr(index),
-                remedy="ask num_batches first",
-            )  # fmt: skip
+        self._check_index(index)
         loaded = self._kept.get(index)
         if loaded is None:
             loaded = self._decode(index, Tally(), verify=self._verify)
