@@ -172,6 +172,11 @@ class _ZstdFile:
         try:
             return int(self._reader.readinto(out))
         except zstandard.ZstdError as err:
+            if "too much memory" in str(err):
+                raise LimitExceededError(
+                    "a zstd frame has too large a window", expected=f"<= {_MAX_WINDOW} bytes",
+                    got=str(err), remedy="compress it with a window log of at most 27",
+                ) from err  # fmt: skip
             raise CorruptError(
                 "the zstd data is corrupt", expected="whole zstd frames", got=str(err)
             ) from err

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ragged_format.errors import CorruptError
+from ragged_format.errors import CorruptError, LimitExceededError
 
 __all__ = [
     "BATCH",
@@ -101,17 +101,30 @@ class Layout(NamedTuple):
 
 
 def prefix_size(prefix: bytes | memoryview) -> int:
-    """Return the metadata size that the 8 bytes before a message state; 0 is the end of stream."""
+    """Return the metadata size that the 8 bytes before a message state; 0 is the end of stream.
+
+    Raises
+    ------
+    CorruptError
+        The bytes do not begin a message (``RF-C001``).
+    LimitExceededError
+        The metadata is too large (``RF-L001``).
+    """
     mark, size = _prefix.unpack(prefix)
     if mark != CONTINUATION:
         raise CorruptError(
             "an Arrow message does not begin with its mark",
             expected=CONTINUATION.hex(" "), got=mark.hex(" "),
         )  # fmt: skip
-    if not 0 <= size <= MAX_METADATA_BYTES or size % 8:
+    if size < 0 or size % 8:
         raise CorruptError(
             "the metadata size of an Arrow message is out of range",
-            expected=f"0 to {MAX_METADATA_BYTES} bytes, in eights", got=size,
+            expected="0 or more bytes, in eights", got=size,
+        )  # fmt: skip
+    if size > MAX_METADATA_BYTES:
+        raise LimitExceededError(
+            "the metadata of an Arrow message is too large",
+            expected=f"<= {MAX_METADATA_BYTES} bytes", got=size,
         )  # fmt: skip
     return int(size)
 

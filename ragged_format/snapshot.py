@@ -20,6 +20,7 @@ from ragged_format.errors import (
     BrokenShardError,
     CorruptError,
     DatasetNotFoundError,
+    LimitExceededError,
     MissingShardError,
     NotRaggedError,
     RaggedError,
@@ -110,7 +111,9 @@ class ShardReader:
                 "a shard that the manifest lists is not there", where=where, expected=shard.name,
                 got="no file", remedy="restore the file, or open the dataset anew if it was swept",
             ) from err  # fmt: skip
-        except (CorruptError, NotRaggedError, SchemaMismatchError) as err:
+        except (
+            CorruptError, LimitExceededError, NotRaggedError, SchemaMismatchError,
+        ) as err:  # fmt: skip
             if isinstance(err, BrokenShardError):
                 raise
             raise BrokenShardError(

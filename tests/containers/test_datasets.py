@@ -228,6 +228,17 @@ def test_a_shard_that_cannot_be_opened_is_broken(own):
     assert isinstance(caught.value.__cause__, rf.TruncatedError)
 
 
+def test_a_shard_whose_sizes_leave_the_limits_is_broken(own):
+    dataset = rf.Dataset(own)
+    path = own / dataset.shards[0].name
+    data = bytearray(path.read_bytes())
+    data[15] ^= 0x10  # of the size of the schema message, behind the start of the file
+    path.write_bytes(data)
+    with pytest.raises(rf.BrokenShardError) as caught:
+        dataset[0]
+    assert isinstance(caught.value.__cause__, rf.RaggedError)
+
+
 def test_exchanged_shards_are_broken(tmp_path):
     batches = [small_batch((2, 2), seed=i, prefix=f"{i}-") for i in range(2)]
     dataset = write(tmp_path / "x", batches, batch_rows=2, max_shard_bytes=1)

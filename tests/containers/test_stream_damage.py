@@ -416,6 +416,25 @@ def test_limits():
         rf.read_stream(stream, max_message_bytes=100)
 
 
+def test_metadata_that_is_too_large_is_a_limit():
+    stream = stream_bytes(tiny_batches())
+    for size, error in ((64 << 20, rf.TruncatedError), ((64 << 20) + 8, rf.LimitExceededError)):
+        with pytest.raises(error):
+            read(stream[:4] + struct.pack("<i", size) + stream[8:])
+
+
+@pytest.mark.parametrize("log", [27, 28])
+def test_windows_of_zstd_frames_are_limited(log):
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=log)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = compressor.compress(stream_bytes(tiny_batches())) + compressor.flush()
+    if log == 27:
+        assert equal(read(data), tiny_batches())
+        return
+    with pytest.raises(rf.LimitExceededError, match="window"):
+        read(data)
+
+
 def test_a_zstd_bomb_is_limited():
     batch = small_batch((30_000,), schema=small_schema([]))
     flat = pa.RecordBatch.from_arrays(
