@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import zstandard
 
@@ -225,7 +226,7 @@ def _alone(
 
 
 def _valid_whole(found: Sequence[Decoded], settings: ServerSettings) -> pa.RecordBatch | None:
-    """Return batches of one schema end to end, if all are valid and within one request's limits.
+    """Return batches of one schema end to end, if all are valid and within the limits.
 
     Every rule holds for records by themselves, but that of ids: it is stricter here.
     """
@@ -238,7 +239,14 @@ def _valid_whole(found: Sequence[Decoded], settings: ServerSettings) -> pa.Recor
     try:
         whole = pa.concat_batches(batches)
         validate_batch(whole, ragged, "full", Where())
-        ContentLimits(settings).add(whole, ragged)
+        ContentLimits(settings).check_sizes(whole, ragged)
+        offsets = np.asarray(whole.column("input_ids").offsets)
+        end = 0
+        for one in found:
+            start, end = end, end + sum(batch.num_rows for batch in one.batches)
+            tokens = int(offsets[end] - offsets[start])
+            if end - start > settings.max_request_records or tokens > settings.max_request_tokens:
+                return None
     except (RaggedError, pa.ArrowException):
         return None
     return whole

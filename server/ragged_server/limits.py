@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ragged_format.errors import Where
+from ragged_format.lists import flat
 from ragged_server.http_errors import BusyError, TooLargeError
 
 if TYPE_CHECKING:
@@ -141,6 +141,11 @@ class ContentLimits:
             With it the request has too many records or tokens, or a record or set is too large
             (``RF-H008``).
         """
+        self._add_totals(batch)
+        self.check_sizes(batch, ragged)
+        self._batches += 1
+
+    def _add_totals(self, batch: pa.RecordBatch) -> None:
         settings = self._settings
         self.records += batch.num_rows
         if self.records > settings.max_request_records:
@@ -154,7 +159,17 @@ class ContentLimits:
         if self.tokens > settings.max_request_tokens:
             name = "max_request_tokens"
             raise too_large("the number of tokens", name, settings.max_request_tokens, self.tokens)
-        lengths = np.diff(offsets)
+
+    def check_sizes(self, batch: pa.RecordBatch, ragged: RaggedSchema) -> None:
+        """Check the records and sets of a valid batch, which may be of several requests.
+
+        Raises
+        ------
+        TooLargeError
+            A record or set is too large (``RF-H008``).
+        """
+        settings = self._settings
+        lengths = np.diff(np.asarray(batch.column("input_ids").offsets))
         if len(lengths) and (longest := int(lengths.max())) > settings.max_record_tokens:
             limit = settings.max_record_tokens
             error = too_large("a record", "max_record_tokens", limit, longest)
@@ -163,8 +178,7 @@ class ContentLimits:
         for axis in ragged.axes.values():
             if axis.counts is None or axis.mask:
                 continue
-            width = pc.max(batch.column(axis.counts).flatten()).as_py() or 0
+            width = int(flat(batch.column(axis.counts)).numpy().max(initial=0))
             if width > settings.max_set_width:
                 error = too_large("a set or head", "max_set_width", settings.max_set_width, width)
                 raise error.at(Where(batch=self._batches, column=axis.counts))
-        self._batches += 1

@@ -77,6 +77,28 @@ def test_each_request_has_the_answer_that_it_has_alone(tmp_path, limits):
     assert group.whole.column("sample_id").to_pylist() == ["a", "b1", "b2", "b3"]
 
 
+def test_totals_are_those_of_each_request(tmp_path):
+    options = settings(tmp_path, max_request_records=3, max_request_tokens=20, max_record_tokens=20)
+    budget = Budget(1 << 30)
+    made = [
+        batch("a", "b"),
+        batch("c", "d", "e"),
+        batch("f", "g", "h", "i"),
+        batch("j", "k", tokens=11),
+    ]
+    pairs = []
+    for one in made:
+        data = stream(one)
+        pairs.append((Body(bytearray(data), "arrow"), budget.reserve(len(data))))
+    _, groups = decode_together(pairs[:2], options)
+    assert [group.members for group in groups] == [[0, 1]]
+    found, groups = decode_together(pairs, options)
+    assert [group.members for group in groups] == [[0, 1]]
+    assert [getattr(one, "limits", {}) for one in found[2:]] == [
+        {"max_request_records": 3}, {"max_request_tokens": 20},
+    ]  # fmt: skip
+
+
 def test_jobs_that_wait_are_taken_together_and_told_one_by_one(tmp_path, monkeypatch):
     sizes, told, all_told = [], {}, threading.Event()
     entered, go = threading.Event(), threading.Event()
