@@ -16,7 +16,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,12 +36,16 @@ from benchmarks.harness import (
 from ragged_format.lists import flat
 from ragged_format.schema import RECORD
 
+if TYPE_CHECKING:
+    from ragged_format.writer import Encoding
+
 __all__ = ["run"]
 
 RECORDED = Path(__file__).parent / "data" / "recorded.arrow"
 SAMPLES = 256
 # Records of a stored batch when single samples are wanted from compact shards.
 FEW = 1
+WHOLE = "compact in one batch, opened anew"
 BYTES_GOAL = 0.75
 DECODE_GOAL = 0.5
 
@@ -116,30 +120,34 @@ def _random_access(
     size, peer = single
     contenders: dict[str, Callable[[], object]] = {"ArrayRecord": peer}
     stored: dict[str, int] = {}
-    for encoding in ("hot", "compact"):
-        path = scratch / f"single-{encoding}"
-        with rf.Writer(
-            path, batch.schema, encoding=encoding, batch_rows=FEW if encoding == "compact" else 1024
-        ) as writer:
+    kinds: list[tuple[str, Encoding, int]] = [
+        ("hot", "hot", 1024), ("compact", "compact", FEW), (WHOLE, "compact", 1024),
+    ]  # fmt: skip
+    for kind, encoding, rows in kinds:
+        path = scratch / f"single-{kind}"
+        with rf.Writer(path, batch.schema, encoding=encoding, batch_rows=rows) as writer:
             writer.write(batch)
-        contenders[encoding] = _at_random(rf.Dataset(path), batch.num_rows)
-        stored[encoding] = sum(shard.bytes for shard in rf.Dataset(path).shards)
+        contenders[kind] = _at_random(path, batch.num_rows, anew=kind == WHOLE)
+        stored[kind] = sum(shard.bytes for shard in rf.Dataset(path).shards)
     samples = interleave(contenders, settings)
     return [
         Figure(
-            f"{name}: one sample at random, {encoding}",
-            f"{time_text(median_s(samples[encoding]))}, {stored[encoding] / 1e6:.2f} MB",
+            f"{name}: one sample at random, {kind}",
+            f"{time_text(median_s(samples[kind]))}, {stored[kind] / 1e6:.2f} MB",
             f"ArrayRecord {time_text(median_s(samples['ArrayRecord']))}, {size / 1e6:.2f} MB",
-            median_s(samples["ArrayRecord"]) / median_s(samples[encoding]), 1.0,
+            median_s(samples["ArrayRecord"]) / median_s(samples[kind]),
+            None if kind == WHOLE else 1.0,
         )
-        for encoding in ("hot", "compact")
+        for kind, _, _ in kinds
     ]  # fmt: skip
 
 
-def _at_random(dataset: rf.Dataset, rows: int) -> Callable[[], object]:
+def _at_random(path: Path, rows: int, *, anew: bool) -> Callable[[], object]:
+    """Return what reads the next of all records; `anew`: with nothing kept of the last one."""
     order = np.random.default_rng(0).permutation(rows).tolist()
     turns = iter(range(1 << 60))
-    return lambda: dataset[order[next(turns) % rows]]
+    dataset = rf.Dataset(path)
+    return lambda: (rf.Dataset(path) if anew else dataset)[order[next(turns) % rows]]
 
 
 def _ours(batch: pa.RecordBatch, scratch: Path) -> tuple[int, Callable[[], object]]:
