@@ -96,6 +96,7 @@ def heavy_tail(
     owner = np.repeat(np.arange(targets), sizes)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     ids = (starts[owner] + within * steps[owner]) % vocabulary
+    ids = ids[np.lexsort((ids, owner))]  # ascending in each set, as they are stored
     generator = torch.Generator().manual_seed(SEED)
     return Case(
         torch.randn(targets, hidden, generator=generator).requires_grad_(),
