@@ -252,11 +252,14 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as err:
+        got = "no manifest" if directory.is_dir() else "no directory"
+        remedy = "write one with rf.Writer; open single files with rf.open_source"
+        if (directory / "log" / "server.json").is_file():
+            got = "the log of a server, of which nothing is in shards yet"
+            remedy = "read it from its server (ragged serve, ragged tail), or wait for its shards"
         raise DatasetNotFoundError(
             "there is no dataset here", where=Where(file=str(path)),
-            expected=f"a directory with {MANIFEST_NAME}",
-            got="no manifest" if directory.is_dir() else "no directory",
-            remedy="write one with rf.Writer; open single files with rf.open_source",
+            expected=f"a directory with {MANIFEST_NAME}", got=got, remedy=remedy,
         ) from err  # fmt: skip
     try:
         return Manifest.from_json(text)
