@@ -47,6 +47,7 @@ _REMEDIES = {
 CHUNK_ELEMENTS = 1 << 22
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def support_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -153,6 +154,7 @@ def support_log_probs(
     return log_probs.to(out), entropy.to(out)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def head_log_probs(
     hidden: Tensor,
     weight: Tensor,

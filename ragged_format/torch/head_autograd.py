@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.torch.head_flat import backward_logits, candidate_logits
-from ragged_format.torch.head_inputs import check_once
+from ragged_format.torch.head_inputs import check_once, check_versions, versions_of
 from ragged_format.torch.head_problem import Gradients, Problem, Stats
 from ragged_format.torch.head_stats import backward, empty_gradients, forward
 
@@ -44,6 +44,7 @@ class _Head(torch.autograd.Function):
             stats = forward(problem)
         ctx.save_for_backward(hidden, weight, bias, *stats)
         ctx.problem = problem
+        ctx.versions = versions_of(*_sets(problem))
         ctx.mark_non_differentiable(stats.hits)
         ctx.set_materialize_grads(False)
         log_probs = torch.where(stats.hits > 0, stats.label_logit - stats.log_sum, -torch.inf)
@@ -60,6 +61,7 @@ class _Head(torch.autograd.Function):
         check_once()
         hidden, weight, bias, *saved = ctx.saved_tensors
         problem: Problem = ctx.problem
+        check_versions(ctx.versions, *_sets(problem))
         stats = Stats(*saved)
         nothing = torch.zeros_like(stats.log_sum)
         # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
@@ -83,6 +85,7 @@ class _Logits(torch.autograd.Function):
             dist.all_reduce(logits, group=problem.group)
         ctx.save_for_backward(hidden, weight, bias, logits)
         ctx.problem = problem
+        ctx.versions = versions_of(*_sets(problem))
         return logits
 
     @staticmethod
@@ -92,6 +95,7 @@ class _Logits(torch.autograd.Function):
         check_once()
         *inputs, logits = ctx.saved_tensors
         problem: Problem = ctx.problem
+        check_versions(ctx.versions, *_sets(problem))
         with _without_autocast(grad.device):
             out = empty_gradients(problem, ctx.needs_input_grad[:3])
             backward_logits(problem, logits, grad, out)
@@ -103,6 +107,12 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def _sets(problem: Problem) -> tuple[Tensor, ...]:
+    """Return the inputs that autograd does not watch: it saves tensors with a gradient."""
+    scale = problem.transform.inverse_temperature
+    return problem.ids, problem.counts, problem.labels, problem.pred_index, scale
 
 
 def _returned(

@@ -31,6 +31,8 @@ __all__ = [
     "check_same_device",
     "check_temperatures",
     "check_transform",
+    "check_versions",
+    "versions_of",
 ]
 
 _INTEGERS = (
@@ -156,6 +158,21 @@ def check_distinct(ids: Tensor, counts: Tensor) -> None:
         got=f"{int(ids[second])} twice in the set of target {int(owner[second])}",
         remedy="repair the data: ragged_format.validate names the record",
     )  # fmt: skip
+
+
+def versions_of(*tensors: Tensor) -> list[int]:
+    """Return numbers that change when the tensors are written to."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]  # noqa: SLF001
+
+
+def check_versions(known: list[int], *tensors: Tensor) -> None:
+    """Raise in a backward pass whose sets are not those of the forward pass any more."""
+    if known != versions_of(*tensors):
+        raise UnsupportedFeatureError(
+            "ids, counts or positions were changed between forward and backward",
+            expected="the values of the forward pass", got="an in-place change",
+            remedy="change a clone of the tensor",
+        )  # fmt: skip
 
 
 def check_once() -> None:

@@ -125,3 +125,39 @@ def test_a_second_derivative_is_refused(call):
     loss = call(**case)[1].sum()
     with pytest.raises(rf.UnsupportedFeatureError, match="gradient"):
         torch.autograd.grad(loss, case["hidden"], create_graph=True)
+
+
+@pytest.mark.parametrize("name", ["candidate_ids", "candidate_counts", "target_ids", "pred_index"])
+@pytest.mark.parametrize("call", [support_log_probs, head_log_probs])
+def test_sets_that_change_before_the_backward_pass_are_an_error(call, name):
+    case = inputs() | ({} if call is support_log_probs else HEADS)
+    case["hidden"].requires_grad_()
+    loss = call(**case)[0].sum()
+    case[name].add_(1)
+    with pytest.raises(rf.UnsupportedFeatureError, match="between forward and backward"):
+        loss.backward()
+
+
+def test_sets_of_inference_mode_can_be_trained_on():
+    with torch.inference_mode():
+        sets = {
+            name: value.clone() for name, value in inputs().items() if not value.is_floating_point()
+        }
+    case = inputs() | sets
+    case["hidden"].requires_grad_()
+    support_log_probs(**case)[0].sum().backward()
+    assert case["hidden"].grad.isfinite().all()
+
+
+@pytest.mark.filterwarnings("default")
+def test_inside_a_compiled_function_the_head_runs_as_it_is():
+    case = inputs()
+    leaves = [case[name].requires_grad_() for name in ("hidden", "weight")]
+
+    def loss(hidden, weight):
+        log_probs, entropy = support_log_probs(**case | {"hidden": hidden, "weight": weight})
+        return (2 * log_probs - entropy).sum()
+
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), want)
