@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 import warnings
@@ -159,7 +160,7 @@ class Reading:
                 f"{self.max_decoded_bytes:,}. Shuffle with shuffle='block', or write the data "
                 "uncompressed first: ragged expand IN OUT",
                 RaggedWarning,
-                stacklevel=5,  # where the loader is made
+                stacklevel=_levels_inside(),
             )
 
     def _order(self, size: int, fingerprint: str, epoch: int) -> Order:
@@ -188,6 +189,14 @@ class Reading:
         if self.token_budget is None:
             return Dealer(num_rows, size or 1, group, groups, self.tail)
         return BudgetDealer(num_rows, self.token_budget, group, groups, self.tail, size)
+
+
+def _levels_inside() -> int:
+    """Return the level, for a warning, of the code outside of this package that made the loader."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ragged_format."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _compact_bytes(opened: Opened) -> int:
