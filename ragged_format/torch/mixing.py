@@ -106,8 +106,13 @@ def quotas(weights: Sequence[float]) -> Int64:
     Raises
     ------
     LimitExceededError
-        A weight that is not 0 would get no position (``RF-L001``).
+        A weight that is not 0 would get no position, or none is (``RF-L001``).
     """
+    if not any(weights):
+        raise LimitExceededError(
+            "the datasets of the mixture have no records", expected=">= 1", got=0,
+            remedy="leave out those that are empty",
+        )  # fmt: skip
     exact = np.asarray(weights, np.float64) * (_PERIOD / float(np.sum(weights)))
     out = np.floor(exact).astype(np.int64)
     missing = _PERIOD - int(out.sum())
@@ -152,6 +157,11 @@ class MixtureOrder:
         Positions that lie near each other in every dataset; 0 if any do as well.
     orders : callable
         Returns the order of one dataset in one of its own epochs: ``orders(dataset, epoch)``.
+
+    Raises
+    ------
+    LimitExceededError
+        The mixture has no such epoch: its positions would not be int64 (``RF-L001``).
     """
 
     is_sequence = False
@@ -166,6 +176,11 @@ class MixtureOrder:
         window: int,
         orders: Callable[[int, int], Order],
     ) -> None:
+        if (epoch + 1) * size >= 1 << 63:
+            raise LimitExceededError(
+                "a mixture has no such epoch", expected=f"< {(1 << 63) // size}",
+                got=epoch, remedy="count epochs from 0",
+            )  # fmt: skip
         self.size = size
         self.window = window
         self._sizes = sizes

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import ragged_format as rf
-from ragged_format.torch import RaggedBatch, RaggedIterable, RaggedLoader
+from ragged_format.torch import Mixture, RaggedBatch, RaggedIterable, RaggedLoader
 
 KINDS = [RaggedLoader, RaggedIterable]
 
@@ -104,3 +104,15 @@ def test_the_ends_of_every_number_type():
     data = pa.RecordBatch.from_pylist([row | ends], schema=schema)
     (batch,) = RaggedLoader(data)
     assert {name: batch[name].tolist() for name in ends} == ends
+
+
+def test_mixtures_of_nothing_and_at_the_end_of_epochs(samples):
+    with pytest.raises(rf.LimitExceededError, match="no records"):
+        RaggedLoader(Mixture([samples.slice(0, 0)] * 2))
+    for number in (1 << 61, 1 << 58):
+        loader = RaggedLoader(Mixture([samples, samples]), batch_size=40)
+        loader.set_epoch(number)
+        with pytest.raises(rf.LimitExceededError, match="no such epoch"):
+            next(iter(loader))
+    loader.set_epoch(1 << 40)
+    assert [batch.num_rows for batch in loader] == [40, 34]
