@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ragged_format.arguments import check_choice
+from ragged_format.arguments import check_choice, column_names
 from ragged_format.compact import COMPACT_VERSION, encode_batch, encoded_schema
 from ragged_format.compact_decoder import BatchDecoder
 from ragged_format.compact_messages import MessageFile
@@ -277,13 +277,14 @@ class CompactReader(ShardFile):
         return None if decoder.needs_all(wanted) else decoder
 
     def _narrowed(self, columns: Sequence[str] | None) -> Projection:
-        if columns is None:
+        names = column_names(columns)
+        if names is None:
             return self._projection
-        known = self._projections.get(tuple(columns))
+        known = self._projections.get(names)
         if known is None:
-            self.ragged_schema.select(columns)  # only columns that this reader returns
-            known = Projection(self._known.ragged, self._known.schema, columns)
-            self._projections[tuple(columns)] = known
+            self.ragged_schema.select(names)  # only columns that this reader returns
+            known = Projection(self._known.ragged, self._known.schema, names)
+            self._projections[names] = known
         return known
 
     def _names(self, projection: Projection, *, verify: bool) -> tuple[str, ...] | None:

@@ -150,7 +150,10 @@ class Planes:
 
     def array(self) -> Array:
         """Return all elements, (n,) of their type, as a copy."""
-        bits = np.empty(self._size, f"<u{self.dtype.itemsize}")
+        whole = f"<u{self.dtype.itemsize}"
+        if self._size <= PART:
+            return self[:].astype(whole).view(self.dtype)
+        bits = np.empty(self._size, whole)
         for first in range(0, self._size, PART):
             bits[first : first + PART] = self[first : first + PART]
         return bits.view(self.dtype)

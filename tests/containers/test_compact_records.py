@@ -1,5 +1,7 @@
 """Single records and columns of compact shards: what is decoded, and what is kept."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,11 @@ def test_a_reader_of_some_columns_decodes_these(path, data, decoded):
 def test_columns_that_are_not_asked_for_are_not_decompressed(path, used):
     rf.Dataset(path, columns=["input_ids"])[3]
     assert used == {"header", "record", "axis:token", "column:input_ids"}
+
+
+@pytest.mark.parametrize("columns", ["input_ids", [], 5, [5]])
+def test_columns_that_are_no_list_of_names_are_refused(path, columns):
+    reader = CompactReader(path / rf.Dataset(path).shards[0].name, verify=False)
+    for ask in (reader.batches, partial(reader.batch, 0)):
+        with pytest.raises(rf.SchemaMismatchError):
+            ask(columns=columns)
