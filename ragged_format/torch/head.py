@@ -29,6 +29,7 @@ from ragged_format.torch.head_inputs import (
     check_same_device,
     check_temperatures,
     check_transform,
+    not_compiled,
 )
 from ragged_format.torch.head_problem import Kernel, Problem, Transform
 
@@ -47,7 +48,7 @@ _REMEDIES = {
 CHUNK_ELEMENTS = 1 << 22
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def support_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -154,7 +155,7 @@ def support_log_probs(
     return log_probs.to(out), entropy.to(out)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@not_compiled
 def head_log_probs(
     hidden: Tensor,
     weight: Tensor,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +33,12 @@ __all__ = [
     "check_temperatures",
     "check_transform",
     "check_versions",
+    "not_compiled",
     "versions_of",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _INTEGERS = (
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
@@ -173,6 +178,12 @@ def check_versions(known: list[int], *tensors: Tensor) -> None:
             expected="the values of the forward pass", got="an in-place change",
             remedy="change a clone of the tensor",
         )  # fmt: skip
+
+
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep a function out of compiled graphs, and its type, which torch's decorator loses."""
+    kept: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return kept
 
 
 def check_once() -> None:
