@@ -212,10 +212,12 @@ def _rows(bounds: Int64, size: int) -> Int64:
     np.not_equal(first[1:], first[:-1], out=is_new[1:-1])
     first = np.concatenate((first, (len(bounds) - 1,)))[is_new]
     ends = bounds[first]
-    following = (ends.searchsorted(ends[:-1] + most, side="right") - 1).tolist()
-    rows = [0]
-    while (row := rows[-1]) < len(following):
-        rows.append(max(following[row], row + 1))
+    last = ends.searchsorted(ends[:-1] + most, side="right") - 1
+    following = np.maximum(last, np.arange(1, len(ends))).tolist()
+    rows, row, count = [0], 0, len(following)
+    while row < count:
+        row = following[row]
+        rows.append(row)
     return first[rows]
 
 
