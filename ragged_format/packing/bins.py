@@ -21,9 +21,11 @@ __all__ = ["FULL", "Row", "Window", "clusters", "even_out", "fill_gaps", "form_r
 # A row filled to this share of the budget is left alone.
 FULL = 0.97
 # Of many rows, those of one step find each other by load; few are evened out by themselves.
-FEW = 256
-# Tokens of the heaviest runs that are placed for even loads; the rest is placed for full rows.
-HEAVY = 0.7
+FEW = 512
+# Shares of tokens that are placed for even loads, the heaviest first: what costs no row is taken.
+HEAVY = (0.7, 0.6)
+# Room of every row, as a share of the budget, at most, that makes exchanges easy.
+SPARE = 0.01
 Run = tuple[int, int]
 
 
@@ -295,7 +297,7 @@ def spread(window: Window, runs: list[Run], count: int, budget: int, *, share: f
     extras = [window.unique(run) - window.base for run in heavy]
     place, placed, limit = 0, 0, share * sum(extras)
     while place < len(heavy) and placed + extras[place] <= limit:
-        fits = sizes + extras[place] <= budget
+        fits = sizes + extras[place] <= max(budget, window.base + extras[place])
         if not fits.any():
             break
         lightest = int(np.argmin(np.where(fits, loads, np.inf)))
@@ -313,14 +315,19 @@ def spread(window: Window, runs: list[Run], count: int, budget: int, *, share: f
 
 def even_out(window: Window, rows: list[Row], budget: int, *, max_repeat: float) -> list[Row]:
     """Return as many rows with more even loads, where there is a simple way to have them."""
-    if len(rows) > FEW:
+    if not 1 < len(rows) <= FEW:
         return rows
     runs = [run for row in rows for run in row.runs]
-    other = spread(window, runs, len(rows), budget, share=HEAVY)
-    other = fill_gaps(window, other, budget, max_repeat=max_repeat)
-    if len(other) > len(rows) or _unevenness(window, other) >= _unevenness(window, rows):
-        return rows
-    return other
+    spare = (len(rows) * budget - sum(row.size for row in rows)) // (2 * len(rows))
+    spare = min(spare, int(SPARE * budget))
+    for share in HEAVY:
+        # Rows that all have some room can exchange more.
+        for size in (budget - spare, budget):
+            other = spread(window, runs, len(rows), size, share=share)
+            other = fill_gaps(window, other, size, max_repeat=max_repeat)
+            if len(other) <= len(rows):
+                return min(rows, other, key=lambda rows: _unevenness(window, rows))
+    return rows
 
 
 def _unevenness(window: Window, rows: list[Row]) -> float:

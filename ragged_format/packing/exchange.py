@@ -1,277 +1,244 @@
-"""Evening out the loads of one step's rows by exchanging what they hold.
+"""Exchanges of items between rows.
 
-A row waits for the heaviest row of its step. Rows of one step are alike already (see
-:mod:`ragged_format.packing.deal`); here the heaviest gives one or two items for up to two of a
-lighter row, as long as both stay within the budget. An item is what a row holds of one cluster, so
-that no prefix is stored twice that was stored once, but for short ones. Where a step stays uneven,
-as the heaviest may, its lighter rows take load from the steps after it, which thereby get lighter
-as a whole.
+Sums of rows are kept as upper bounds: what comes counts in full, what goes counts as what it cannot
+have in common with the rest of its row. So a row keeps its budget whatever is exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ragged_format.lists import Int64, offsets_of
-from ragged_format.packing.bins import Window
-from ragged_format.packing.deal import PlannedRow, score_pairs
+if TYPE_CHECKING:
+    from ragged_format.lists import Int64
+    from ragged_format.packing.deal import PlannedRow
+    from ragged_format.packing.items import Items
 
-__all__ = ["even_step", "even_steps"]
+__all__ = ["Trade"]
 
-# A step whose heaviest row is within this share of the mean is left alone.
-EVEN = 0.01
-# A prefix of at most this share of a mean sample may be stored twice.
-SHORT = 1 / 16
 # Smallest gain of an exchange, as a share of the mean load: fewer, larger steps.
-GAIN = 0.0005
-# Items of a row that are tried, of all sizes; the pairs of them are tried too.
+GAIN = 0.0001
+# Items of a row that are tried, of all sizes, and their pairs; of so few items, triples too.
 TRIED = 20
-# Exchanges of a step, per row.
+TRIPLES = 9
+# Exchanges of a step, per row, and of one row that is lifted.
 EXCHANGES = 16
-# Steps from which an uneven one takes load.
-LENDERS = 4
-# A step is uneven if that costs more than this share of all steps' time.
-COSTLY = 0.001
-
-Sorted = Callable[[Int64], tuple[Int64, Window]]
-Bools = npt.NDArray[np.bool_]
-
-
-def even_step(rows: list[PlannedRow], window: Sorted, budget: int) -> list[PlannedRow]:
-    """Return rows of the same samples in which the heaviest is lighter, where that is found.
-
-    Parameters
-    ----------
-    rows : list of PlannedRow
-        The rows of one step.
-    window : callable
-        Takes sample numbers, ascending, and returns them in prefix order with their window.
-    budget : int
-        Largest number of unique tokens of a row.
-    """
-    loads = [row.load for row in rows]
-    limit = (1 + EVEN) * sum(loads) / len(rows)
-    held = sum(len(row.samples) for row in rows)
-    if max(loads) <= limit or held == len(rows):
-        return rows
-    items = _items(rows, window)
-    trade = _Trade(items, rows, budget)
-    if not trade.run(limit):
-        return rows
-    after = _rows(items, trade.owner, len(rows))
-    return after if max(row.load for row in after) < max(loads) else rows
-
-
-def even_steps(steps: list[list[PlannedRow]], window: Sorted, budget: int) -> None:
-    """Even out the loads of all steps, in place.
-
-    Parameters
-    ----------
-    steps : list of lists of PlannedRow
-        The heaviest first, all of as many rows.
-    window, budget
-        As for :func:`even_step`.
-    """
-    for number, step in enumerate(steps):
-        steps[number] = even_step(step, window, budget)
-    whole = sum(row.load for step in steps for row in step)
-    for number, step in enumerate(steps):
-        loads = [row.load for row in step]
-        if max(loads) * len(step) - sum(loads) > COSTLY * whole:
-            part = slice(number, number + 1 + LENDERS)
-            steps[part] = _lend(steps[part], window, budget)
-
-
-def _lend(steps: list[list[PlannedRow]], window: Sorted, budget: int) -> list[list[PlannedRow]]:
-    """Return steps of which the first has taken load from the others, if that saves time."""
-    rows = [row for step in steps for row in step]
-    ranks = len(steps[0])
-    items = _items(rows, window)
-    trade = _Trade(items, rows, budget)
-    trade.raise_to_heaviest(ranks)
-    moved = _rows(items, trade.owner, len(rows))
-    after = [
-        even_step(moved[first : first + ranks], window, budget)
-        for first in range(0, len(rows), ranks)
-    ]
-    return after if _time(after) < _time(steps) else steps
-
-
-def _time(steps: list[list[PlannedRow]]) -> int:
-    return sum(max(row.load for row in step) for step in steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """What rows hold of each cluster.
-
-    Attributes
-    ----------
-    order : (n,) int64
-        Samples in prefix order.
-    window : Window
-        What they share.
-    item : (n,) int64
-        Item of each place in the order.
-    owner : (k,) int64
-        Row of each item.
-    tokens, freed : (k,) int64
-        Tokens that it brings to a row at most, and those that a row without it has less at least.
-    load : (k,) int64
-        Score pairs that it brings at most.
-    """
-
-    order: Int64
-    window: Window
-    item: Int64
-    owner: Int64
-    tokens: Int64
-    freed: Int64
-    load: Int64
-
-
-def _items(rows: list[PlannedRow], window: Sorted) -> _Items:
-    samples = np.concatenate([row.samples for row in rows])
-    holder = np.repeat(np.arange(len(rows)), [len(row.samples) for row in rows])
-    ascending = np.argsort(samples)
-    order, place = window(samples[ascending])
-    holder = holder[ascending][np.searchsorted(samples[ascending], order)]
-    own = place.shared <= place.base + int(SHORT * place.lengths.mean())
-    cluster = np.cumsum(own)
-    _, item = np.unique(cluster * len(rows) + holder, return_inverse=True)
-    by_item = np.argsort(item, kind="stable")
-    bounds = offsets_of(np.bincount(item))
-    starts = bounds[:-1]
-    common = np.full(len(order), place.base, np.int64)
-    common[1:] = place.common(by_item[:-1], by_item[1:])
-    common[starts] = place.base
-    lengths = place.lengths[by_item]
-    # What a cluster shares with those beside it is there once, or again in another row.
-    begins = np.flatnonzero(own)
-    edges = np.append(np.maximum(place.shared[begins], place.base), place.base)
-    beside = np.maximum(edges[:-1], edges[1:])[cluster[by_item[starts]] - 1] - place.base
-    tokens = np.add.reduceat(lengths - common, starts)
-    return _Items(
-        order, place, item,
-        owner=holder[by_item[starts]],
-        tokens=tokens,
-        freed=tokens - beside,
-        load=np.add.reduceat(score_pairs(lengths) - score_pairs(common), starts),
-    )  # fmt: skip
-
-
-def _rows(items: _Items, owner: Int64, count: int) -> list[PlannedRow]:
-    out = []
-    holder = owner[items.item]
-    for row in range(count):
-        places = np.flatnonzero(holder == row)
-        common = np.zeros(len(places), np.int64)
-        common[1:] = items.window.common(places[:-1], places[1:])
-        out.append(PlannedRow(items.order[places], items.window.lengths[places], common))
-    return out
+# More than any load.
+NEVER = np.iinfo(np.int64).max
+# Exchanges that are compared at a time.
+COMPARED = 1 << 16
+# What a token costs that is stored again, as a share of its part of the row's load.
+PRICE = 0.1
+# Items of all lenders that are tried, at most, and with how many of its neighbours each.
+LENT, BESIDE = 2048, 4
 
 
 class _Sets(NamedTuple):
-    """Sets of up to two items of one row: the items (-1 for none), and their sums."""
+    """Sets of items of one row, or of several rows: the items (-1 for none), and their sums."""
 
-    first: Int64
-    second: Int64
+    items: Int64
+    row: Int64
     size: Int64
     tokens: Int64
     freed: Int64
     load: Int64
+    released: Int64
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> _Sets:
+        """Return some of the sets."""
+        return _Sets(*(values[chosen] for values in self))
 
 
-class _Trade:
-    """The exchanges of one step; `owner` says which row has each item."""
+class Trade:
+    """Rows that exchange items.
 
-    def __init__(self, items: _Items, rows: list[PlannedRow], budget: int) -> None:
-        self.items, self.budget = items, budget
+    Attributes
+    ----------
+    owner : (k,) int64
+        Row that has each item.
+    loads, tokens, counts : (rows,) int64
+        Score pairs and tokens at most, and items, of each row.
+    """
+
+    def __init__(self, items: Items, rows: list[PlannedRow], budget: int) -> None:
+        self.budget = budget
         self.owner = items.owner.copy()
         self.counts = np.bincount(self.owner, minlength=len(rows))
         self.loads = np.array([row.load for row in rows], np.int64)
         self.tokens = np.array([row.unique_tokens for row in rows], np.int64)
-        self.least = GAIN * float(self.loads.mean())
+        # The last element stands for no item.
+        values = (items.tokens, items.freed, items.load, items.released)
+        self._values = np.pad(np.stack(values), ((0, 0), (0, 1)))
+        self._known: dict[int, _Sets] = {}
+        self._price = 0.0
+        if (items.tokens > items.freed).any():
+            self._price = PRICE * float(self.loads.sum()) / float(self.tokens.sum())
 
-    def run(self, limit: float) -> bool:
-        """Exchange until no row is above the limit or nothing helps; return whether any did."""
+    def level(self, rows: Int64, slack: float) -> bool:
+        """Exchange between rows until the heaviest is within `slack` score pairs of their mean.
+
+        Returns whether anything was exchanged.
+        """
         done = False
-        for _ in range(EXCHANGES * len(self.loads)):
-            heaviest = int(np.argmax(self.loads))
-            if self.loads[heaviest] <= limit:
-                break
-            lighter = np.argsort(self.loads, kind="stable")[:-1].tolist()
-            mine = self._sets(heaviest)
-            if not any(self._exchange(heaviest, mine, row) for row in lighter if row != heaviest):
+        for _ in range(EXCHANGES * len(rows)):
+            by_load = rows[np.argsort(self.loads[rows], kind="stable")]
+            heavy, mean = int(by_load[-1]), float(self.loads[rows].mean())
+            if self.loads[heavy] <= mean + slack or not self._lighten(heavy, by_load[:-1], mean):
                 break
             done = True
         return done
 
-    def raise_to_heaviest(self, ranks: int) -> None:
-        """Let the first `ranks` rows, but the heaviest of them, take load from the others."""
-        top = int(self.loads[:ranks].max())
-        for row in np.argsort(self.loads[:ranks], kind="stable").tolist():
-            for _ in range(EXCHANGES):
-                room = top - int(self.loads[row])
-                lenders = ranks + np.argsort(-self.loads[ranks:], kind="stable")
-                if room <= self.least or not any(
-                    self._exchange(lender, self._sets(lender), row, room)
-                    for lender in lenders.tolist()
-                ):
-                    break
+    def shift(self, row: int, target: int, others: Int64, most: Int64, slack: float) -> bool:
+        """Exchange with others until the load of a row is within `slack` of `target`.
+
+        It comes nearer from its side. Of `others`, none becomes heavier than `most`, (rows,) int64.
+        Returns whether anything was exchanged.
+        """
+        done = False
+        for _ in range(EXCHANGES):
+            apart = abs(target - int(self.loads[row]))
+            if apart <= slack or not self._shift_once(row, target, others, most):
+                break
+            done = True
+        return done
+
+    def _shift_once(self, row: int, target: int, others: Int64, most: Int64) -> bool:
+        now = int(self.loads[row])
+        mine, theirs = self._sets(row), self._lent(others)
+        side = 1 if now < target else -1
+        if side > 0:
+            # A row gets heavier about its largest item.
+            mine = mine.where(mine.load < max(self._values[2, mine.items].max(), 1))
+        apart: npt.NDArray[Any] = (side * (target - now + mine.released))[
+            :, None
+        ] - side * theirs.load
+        fits = apart >= 0
+        fits &= mine.tokens[:, None] <= self.budget - self.tokens[theirs.row] + theirs.freed
+        fits &= theirs.tokens <= (self.budget - self.tokens[row] + mine.freed)[:, None]
+        fits &= mine.load[:, None] <= most[theirs.row] - self.loads[theirs.row] + theirs.released
+        self._keep_one(fits, row, mine, theirs)
+        if self._price:
+            # Of repeated tokens, the fewer the better.
+            apart = apart + (self._again(mine)[:, None] + self._again(theirs))
+        score = np.where(fits, apart, NEVER)
+        best = int(np.argmin(score))
+        if score.flat[best] >= abs(target - now) - GAIN * target:
+            return False
+        at, its = np.unravel_index(best, score.shape)
+        self._swap(row, mine, int(at), theirs, int(its))
+        return True
+
+    def largest(self) -> Int64:
+        """Return the load of the heaviest item of each row, (rows,) int64."""
+        out = np.zeros(len(self.loads), np.int64)
+        np.maximum.at(out, self.owner, self._values[2, :-1])
+        return out
+
+    def _lighten(self, heavy: int, others: Int64, mean: float) -> bool:
+        """Make the best exchange of the heaviest row with the first others that have one."""
+        mine = self._sets(heavy)
+        place = 0
+        while place < len(others):
+            parts = [self._sets(int(others[place]))]
+            place += 1
+            held = len(parts[0].size)
+            while place < len(others) and held * len(mine.size) < COMPARED:
+                parts.append(self._sets(int(others[place])))
+                held += len(parts[-1].size)
+                place += 1
+            theirs = (
+                parts[0]
+                if len(parts) == 1
+                else _Sets(*map(np.concatenate, zip(*parts, strict=True)))
+            )
+            again = self._again(theirs)
+            mine_again = self._again(mine)
+            kept = self.loads[heavy] - mine.released + mine_again
+            left = self.loads[theirs.row] - theirs.released + again
+            after = np.maximum(
+                kept[:, None] + (theirs.load + again), (mine.load + mine_again)[:, None] + left
+            )
+            fits = mine.tokens[:, None] <= self.budget - self.tokens[theirs.row] + theirs.freed
+            fits &= theirs.tokens <= (self.budget - self.tokens[heavy] + mine.freed)[:, None]
+            self._keep_one(fits, heavy, mine, theirs)
+            score = np.where(fits, after, NEVER)
+            best = int(np.argmin(score))
+            if score.flat[best] < self.loads[heavy] - GAIN * mean:
+                at, its = np.unravel_index(best, score.shape)
+                self._swap(heavy, mine, int(at), theirs, int(its))
+                return True
+        return False
+
+    def _again(self, sets: _Sets) -> npt.NDArray[Any]:
+        """Return the cost of tokens that sets may repeat where they go to."""
+        return self._price * (sets.tokens - sets.freed)
+
+    def _keep_one(self, fits: npt.NDArray[np.bool_], row: int, mine: _Sets, theirs: _Sets) -> None:
+        """Rule out exchanges after which a row has nothing."""
+        fits[np.ix_(mine.size == self.counts[row], theirs.size == 0)] = False
+        fits[np.ix_(mine.size == 0, theirs.size == self.counts[theirs.row])] = False
+
+    def _swap(self, row: int, mine: _Sets, at: int, theirs: _Sets, its: int) -> None:
+        other = int(theirs.row[its])
+        for one, two, a, b, sets, back in (
+            (row, other, at, its, mine, theirs),
+            (other, row, its, at, theirs, mine),
+        ):
+            given = sets.items[a]
+            self.owner[given[given >= 0]] = two
+            self.counts[one] += back.size[b] - sets.size[a]
+            self.tokens[one] += back.tokens[b] - sets.freed[a]
+            self.loads[one] += back.load[b] - sets.released[a]
+            self._known.pop(one, None)
 
     def _sets(self, row: int) -> _Sets:
-        held = np.flatnonzero(self.owner == row)
-        load = self.items.load
-        if len(held) > TRIED:
-            by_load = held[np.argsort(load[held], kind="stable")]
-            held = by_load[np.linspace(0, len(held) - 1, TRIED).astype(np.int64)]
-        left, right = np.triu_indices(len(held), k=1)
-        none = np.array([-1])
-        first = np.concatenate([none, held, held[left]])
-        second = np.concatenate([none, np.full(len(held), -1), held[right]])
-        size = (first >= 0).astype(np.int64) + (second >= 0)
-        # The last element stands for no item.
-        padded = [np.append(v, 0) for v in (self.items.tokens, self.items.freed, load)]
-        return _Sets(first, second, size, *(v[first] + v[second] for v in padded))
+        known = self._known.get(row)
+        if known is None:
+            held = np.flatnonzero(self.owner == row)
+            if len(held) > TRIED:
+                by_load = held[np.argsort(self._values[2, held], kind="stable")]
+                held = by_load[np.linspace(0, len(held) - 1, TRIED).astype(np.int64)]
+            chosen = np.append(held, -1)[_choices(len(held))]
+            known = self._known[row] = self._summed(chosen, np.full(len(chosen), row))
+        return known
 
-    def _exchange(self, heavy: int, mine: _Sets, light: int, room: int | None = None) -> bool:
-        """Make the exchange of two rows that evens them out most; return whether there is one.
+    def _lent(self, lenders: Int64) -> _Sets:
+        """Return nothing, single items and pairs of them, of each row."""
+        is_lender = np.zeros(len(self.loads), bool)
+        is_lender[lenders] = True
+        items = np.flatnonzero(is_lender[self.owner])
+        if len(items) > LENT:
+            items = items[np.linspace(0, len(items) - 1, LENT).astype(np.int64)]
+        items = items[np.argsort(self.owner[items], kind="stable")]
+        rows = self.owner[items]
+        none, alone = np.full((len(lenders), 2), -1), np.full(len(items), -1)
+        parts = [none, np.stack([items, alone], axis=1)]
+        for apart in range(1, min(BESIDE + 1, len(items))):
+            same = rows[apart:] == rows[:-apart]
+            parts.append(np.stack([items[:-apart][same], items[apart:][same]], axis=1))
+        chosen = np.concatenate(parts)
+        return self._summed(chosen, np.append(lenders, self.owner[chosen[len(lenders) :, 0]]))
 
-        With `room`, the one that moves most load, but no more than that.
-        """
-        gap = int(self.loads[heavy] - self.loads[light])
-        if room is None and gap <= self.least:
-            return False
-        theirs = self._sets(light)
-        taken = mine.tokens[:, None] - theirs.freed
-        fits = taken <= self.budget - self.tokens[light]
-        got = theirs.tokens - mine.freed[:, None]
-        fits &= got <= self.budget - self.tokens[heavy]
-        number = mine.size[:, None] - theirs.size
-        fits &= (number < self.counts[heavy]) & (-number < self.counts[light])
-        given = mine.load[:, None] - theirs.load
-        if room is None:
-            after = np.where(fits, np.maximum(-given, given - gap), 0)
-        else:
-            after = np.where(fits & (given <= room), -given, 0)
-        best = int(np.argmin(after))
-        if after.flat[best] > -self.least:
-            return False
-        a, b = np.unravel_index(best, after.shape)
-        for sets, at, to in ((mine, a, light), (theirs, b, heavy)):
-            for item in (sets.first[at], sets.second[at]):
-                if item >= 0:
-                    self.owner[item] = to
-        self.loads[heavy] -= given[a, b]
-        self.loads[light] += given[a, b]
-        self.tokens[heavy] += got[a, b]
-        self.tokens[light] += taken[a, b]
-        self.counts[heavy] -= number[a, b]
-        self.counts[light] += number[a, b]
-        return True
+    def _summed(self, chosen: Int64, row: Int64) -> _Sets:
+        sums = self._values[:, chosen].sum(axis=2)
+        return _Sets(chosen, row, np.count_nonzero(chosen >= 0, axis=1), *sums)
+
+
+@cache
+def _choices(count: int) -> Int64:
+    """Return all sets of up to three of `count` places, (n, 3); -1 for none."""
+    parts = [np.full((1, 3), -1), np.full((count, 3), -1)]
+    parts[1][:, 0] = np.arange(count)
+    left, right = np.triu_indices(count, k=1)
+    parts.append(np.stack([left, right, np.full(len(left), -1)], axis=1))
+    if count <= TRIPLES:
+        parts.append(np.argwhere(_ascending(count)))
+    return np.concatenate(parts)
+
+
+def _ascending(count: int) -> npt.NDArray[np.bool_]:
+    place = np.arange(count)
+    return (place[:, None, None] < place[:, None]) & (place[:, None] < place)

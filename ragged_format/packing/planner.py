@@ -19,8 +19,8 @@ from ragged_format.packing.bins import (
     spread,
 )
 from ragged_format.packing.deal import PlannedRow, deal, grouped, split_heaviest
-from ragged_format.packing.exchange import even_steps
 from ragged_format.packing.forest import Fork, Keys, common_prefixes
+from ragged_format.packing.steps import even_steps, level_step, slowest
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
@@ -151,19 +151,22 @@ class Planner:
             if emptiest.unique_tokens < FULL * self.budget:
                 loose = [emptiest]
                 self.rows = [row for row in self.rows if row is not emptiest]
-        steps, left = self.even_steps(self.rows)
+        steps, left = self.level_steps(self.rows)
         if tail == "keep" and left:
             steps, left = self.with_tail(steps, left), []
+        whole = [step for step in steps if len(step) == self.ranks]
+        steps = [*even_steps(whole, self.window, self.budget), *steps[len(whole) :]]
         if tail == "open":
             left = [*loose, *left, *(row for step in steps if _uneven(step) for row in step)]
             steps = [step for step in steps if not _uneven(step)]
         return [row for step in deal(steps, self.ranks) for row in step], left
 
-    def even_steps(self, rows: list[PlannedRow]) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
-        """Return rows in steps of even load, the heaviest first, and the rows left over."""
+    def level_steps(
+        self, rows: list[PlannedRow]
+    ) -> tuple[list[list[PlannedRow]], list[PlannedRow]]:
+        """Return rows in steps of like load, the heaviest first, and the rows left over."""
         steps, left = grouped(rows, self.ranks)
-        even_steps(steps, self.window, self.budget)
-        return steps, left
+        return [level_step(step, self.window, self.budget) for step in steps], left
 
     def with_tail(
         self, steps: list[list[PlannedRow]], left: list[PlannedRow]
@@ -185,13 +188,13 @@ class Planner:
             between = steps[len(steps) - more : len(steps) - taken]
             wider = [*left, *(row for step in between for row in step)]
             other = self.tail_steps(wider)
-            if sum(map(_slowest, other)) < sum(map(_slowest, [*between, *best])):
+            if sum(map(slowest, other)) < sum(map(slowest, [*between, *best])):
                 taken, left, best = more, wider, other
         return steps[: len(steps) - taken] + best
 
     def tail_steps(self, pool: list[PlannedRow]) -> list[list[PlannedRow]]:
         """Return rows as whole steps; the last is short where samples do not suffice."""
-        steps, short = self.even_steps(self.even_tail(pool))
+        steps, short = self.level_steps(self.even_tail(pool))
         return [*steps, *([short] if short else [])]
 
     def even_tail(self, pool: list[PlannedRow]) -> list[PlannedRow]:
@@ -218,11 +221,7 @@ def _emptiest(rows: list[PlannedRow]) -> PlannedRow:
 
 
 def _uneven(step: list[PlannedRow]) -> bool:
-    return _slowest(step) * len(step) > (1 + UNEVEN) * sum(row.load for row in step)
-
-
-def _slowest(step: list[PlannedRow]) -> int:
-    return max(row.load for row in step)
+    return slowest(step) * len(step) > (1 + UNEVEN) * sum(row.load for row in step)
 
 
 def _planned(order: Int64, window: Window, rows: list[Row]) -> list[PlannedRow]:

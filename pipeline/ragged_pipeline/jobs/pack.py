@@ -61,7 +61,7 @@ class Pack(Job):
     """
 
     name = "pack"
-    version = 1
+    version = 2
     validation = "full"
     task_memory = 900 << 20
 
