@@ -22,7 +22,7 @@ import ragged_format as rf
 from benchmarks import shapes
 from benchmarks.harness import Figure, Settings, interleave, median_s, speed_figure, time_text
 from benchmarks.reference import queue, rows
-from benchmarks.row_bounds import imbalance_bound, rows_bound
+from benchmarks.row_bounds import imbalance_bound, rows_bound, tree_imbalance_bound
 from ragged_format.lists import flat
 from ragged_format.packing import pack_row, plan_rows
 from ragged_pipeline.jobs.pack import pack_dataset
@@ -199,7 +199,13 @@ def _quality(name: str, samples: pa.RecordBatch, budget: int, packing: Any) -> l
                 f"bound {bound:.4f} in {best_rows} rows", plan.fill / min(FILL, bound), 1.0,
             )
         )  # fmt: skip
-        least = imbalance_bound(lengths, budget, ranks) if packing == "sequence" else 1.0
+        if packing == "sequence":
+            least = imbalance_bound(lengths, budget, ranks)
+        else:
+            whole = plan_rows(samples.filter(lengths <= budget), int(lengths.sum()) + 1)
+            least = tree_imbalance_bound(
+                lengths, int(whole.unique_tokens.sum()), int(whole.load.sum()), budget, ranks
+            )
         figures.append(
             Figure(
                 f"{label}: imbalance", f"{plan.imbalance:.4f}", f"bound {least:.4f}",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ragged_format.lists import Int64
 
-__all__ = ["bins_bound", "imbalance_bound", "rows_bound"]
+__all__ = ["bins_bound", "imbalance_bound", "rows_bound", "tree_imbalance_bound"]
 
 
 def rows_bound(samples: pa.RecordBatch, lengths: Int64, budget: int, packing: str) -> int:
@@ -107,3 +107,36 @@ def imbalance_bound(lengths: Int64, budget: int, ranks: int) -> float:
         most = min(most, float(first.sum()) + max(rows - len(first), 0) * without)
         best = max(best, held + max(total - most, 0.0) / ranks)
     return best * ranks / total if total else 1.0
+
+
+def tree_imbalance_bound(
+    lengths: Int64, unique_tokens: int, unique_load: int, budget: int, ranks: int
+) -> float:
+    """Return an imbalance that no plan undercuts whose rows store common prefixes once.
+
+    Let all samples save `saved` tokens and `lighter` score pairs if they are one row; those of any
+    row save no more, nor do all rows together. So the rows of a tree plan, with every prefix stored
+    as often as it occurs, are a plan of whole samples with a budget larger by `saved`, of which the
+    steps take at most `lighter` more time in all. The load of the tree plan is at most that of
+    whole samples, and its imbalance at least their bound less ``lighter * ranks / load``.
+
+    Parameters
+    ----------
+    lengths : (n,) int64
+        Tokens of each sample.
+    unique_tokens, unique_load : int
+        Of one row of all samples that fit into the budget.
+    budget, ranks : int
+
+    Examples
+    --------
+    >>> lengths = np.array([100, 10, 10, 10])
+    >>> tree_imbalance_bound(lengths, 130, int(score_pairs(lengths).sum()), 100, 2) > 1.9
+    True
+    """
+    fitting = lengths[lengths <= budget]
+    load = int(score_pairs(fitting).sum())
+    if not load:
+        return 1.0
+    saved, lighter = int(fitting.sum()) - unique_tokens, load - unique_load
+    return max(1.0, imbalance_bound(fitting, budget + saved, ranks) - lighter * ranks / load)

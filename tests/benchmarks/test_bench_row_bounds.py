@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from support.prefix_trie import batch_of, sharing_samples
 
 from benchmarks.pack_job import unique_tokens
-from benchmarks.row_bounds import bins_bound, imbalance_bound, rows_bound
+from benchmarks.row_bounds import (
+    bins_bound,
+    imbalance_bound,
+    rows_bound,
+    tree_imbalance_bound,
+)
 from ragged_format.packing import plan_rows
 
 
@@ -47,6 +52,33 @@ def test_no_plan_is_more_even_than_the_bound(sizes, ranks):
         best = min(best, slowest * ranks / loads.sum())
     if np.isfinite(best):
         assert imbalance_bound(lengths, budget, ranks) <= best + 1e-9
+
+
+def prefixes(samples):
+    return {tuple(tokens[: n + 1]) for tokens in samples for n in range(len(tokens))}
+
+
+@given(
+    samples=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), min_size=2, max_size=6),
+    ranks=st.integers(1, 3), budget=st.integers(7, 9),
+)  # fmt: skip
+def test_no_tree_plan_is_more_even_than_the_bound(samples, ranks, budget):
+    lengths = np.array([len(tokens) for tokens in samples])
+    count = -(-len(samples) // ranks) * ranks
+    best = np.inf
+    for owner in product(range(min(count, 4)), repeat=len(samples)):
+        rows = [
+            prefixes([s for s, o in zip(samples, owner, strict=True) if o == row])
+            for row in range(count)
+        ]
+        if max(map(len, rows)) > budget:
+            continue
+        held = -np.sort([-sum(map(len, row)) for row in rows])
+        slowest = held.reshape(-1, ranks).max(axis=1).sum()
+        best = min(best, slowest * ranks / held.sum())
+    whole = prefixes(samples)
+    bound = tree_imbalance_bound(lengths, len(whole), sum(map(len, whole)), budget, ranks)
+    assert 1 <= bound <= best + 1e-9
 
 
 @given(samples=sharing_samples(max_samples=10))
