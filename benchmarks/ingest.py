@@ -49,10 +49,10 @@ from benchmarks.ingest_load import (
     serve,
 )
 from benchmarks.ingest_queues import process_queue_s, transfer_queue_s
-from ragged_server.app import create_app
 from ragged_server.client import Client
-from ragged_server.respond import send_json
-from ragged_server.routes import require
+from ragged_server.http.app import create_app
+from ragged_server.http.respond import send_json
+from ragged_server.http.routes import require
 from ragged_server.settings import load_settings
 
 if TYPE_CHECKING:

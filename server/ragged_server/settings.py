@@ -33,7 +33,7 @@ from pydantic_settings import (
 
 from ragged_format.arguments import parse_bytes, parse_seconds
 from ragged_format.errors import LimitExceededError, Where
-from ragged_server.http_errors import SettingsError
+from ragged_server.http.errors import SettingsError
 
 __all__ = ["ServerSettings", "as_toml", "is_loopback", "load_settings"]
 
@@ -280,7 +280,7 @@ def load_settings(directory: Path, file: Path | None = None, **options: Any) -> 
     >>> load_settings(Path("data/live"), host="0.0.0.0")
     Traceback (most recent call last):
     ...
-    ragged_server.http_errors.SettingsError: [RF-H016] the settings are not usable
+    ragged_server.http.errors.SettingsError: [RF-H016] the settings are not usable
       expected: settings that agree
       got:      host '0.0.0.0' is not a loopback address, and there are no keys: everyone who ...
     """

@@ -79,3 +79,29 @@ def test_pipeline_and_server_do_not_import_each_other(folder):
     other = {"ragged_pipeline", "ragged_server"} - {Path(folder).name}
     for path in (ROOT / folder).rglob("*.py"):
         assert not {name.split(".")[0] for name, _ in imports(path)} & other, path
+
+
+# The rooms of the server and what each may import besides itself; settings and log lines, at the
+# top of the package, are for all but the store.
+SERVER = ROOT / "server/ragged_server"
+ROOMS = {
+    "store": set(),
+    "client": {"store", "http"},  # their errors, which clients raise
+    "http": {"store", "settings", "logs"},
+    "process": {"store", "http", "settings", "logs"},
+    "cli": {"store", "client", "process", "settings", "logs"},
+}
+
+
+def test_every_module_of_the_server_has_a_room():
+    rooms = {path.parent.relative_to(SERVER).parts[:1] for path in SERVER.rglob("*.py")}
+    assert rooms == {(), *((room,) for room in ROOMS)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_server_import_down(room):
+    for path in (SERVER / room).rglob("*.py"):
+        for name, typing_only in imports(path):
+            top, _, rest = name.partition(".")
+            if top == "ragged_server":
+                assert typing_only or rest.split(".")[0] in {room, *ROOMS[room]}, (path, name)

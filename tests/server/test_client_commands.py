@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 import ragged_format as rf
 from ragged_format.cli import app
 from ragged_format.ragged import concat
-from ragged_server.store import Store
+from ragged_server.store.store import Store
 
 RAGGED = [sys.executable, "-c", "from ragged_format.cli import main; main()"]
 
 
 @pytest.fixture
 def server(tmp_path):
-    from ragged_server.records import StoreSettings
+    from ragged_server.store.records import StoreSettings
 
     store = Store(tmp_path / "live", StoreSettings())
     store.open()

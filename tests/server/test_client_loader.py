@@ -12,7 +12,7 @@ from support.memory_store import MemoryStore
 import ragged_format as rf
 from ragged_format.testing import fill_batch
 from ragged_server.client import Client
-from ragged_server.tail_source import ServerTail
+from ragged_server.client.source import ServerTail
 
 pytest.importorskip("torch")
 from ragged_format.torch import OnlineLoader
@@ -47,7 +47,7 @@ def test_a_tail_is_one_for_the_loader():
 
 
 def test_a_tail_needs_no_torch():
-    code = "import sys, ragged_server.tail_source; print('torch' in sys.modules)"
+    code = "import sys, ragged_server.client.source; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 

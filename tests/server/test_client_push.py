@@ -12,15 +12,15 @@ from support.fake_server import fake_server
 
 import ragged_format as rf
 from ragged_format.ragged import concat
-from ragged_server._client_batches import (
+from ragged_server.client import AsyncClient, Client, RefusedError, Retries, UnreachableError
+from ragged_server.client._batches import (
     Batches,
     encode,
     opened_batches,
     parcels,
     record_bytes,
 )
-from ragged_server.client import AsyncClient, Client, RefusedError, Retries, UnreachableError
-from ragged_server.errors import ConflictError, CursorExpiredError
+from ragged_server.store.errors import ConflictError, CursorExpiredError
 
 QUICK = Retries(for_s=5, first_s=0.001, most_s=0.005)
 
@@ -277,7 +277,7 @@ def test_nobody_answers(push):
 
 @pytest.mark.parametrize(("quiet_s", "warnings"), [(0.0, 1), (60.0, 0)])
 def test_a_server_that_stays_away_is_a_warning(push, monkeypatch, caplog, quiet_s, warnings):
-    monkeypatch.setattr("ragged_server._client_retry._QUIET_S", quiet_s)
+    monkeypatch.setattr("ragged_server.client._retry._QUIET_S", quiet_s)
     with pytest.raises(UnreachableError):
         push(
             three_batches()[0], url="http://127.0.0.1:9", in_flight=1,

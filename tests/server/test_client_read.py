@@ -151,7 +151,7 @@ def test_several_servers_are_one_log(server, pages):
 
 
 def test_an_answer_is_bounded(server, monkeypatch):
-    monkeypatch.setattr("ragged_server._client_io.Call.__init__", _small_calls)
+    monkeypatch.setattr("ragged_server.client._io.Call.__init__", _small_calls)
     with (
         Client(server.url, retries=QUICK) as client,
         pytest.raises(rf.LimitExceededError, match="answer"),

@@ -1,8 +1,9 @@
 import inspect
 
 from ragged_format.errors import RaggedError
-from ragged_server import errors, http_errors
-from ragged_server.codes import CODES
+from ragged_server.http import errors as http_errors
+from ragged_server.http.codes import CODES
+from ragged_server.store import errors
 
 
 def classes():

@@ -11,7 +11,7 @@ from support.vllm_rollouts import VOCAB_SIZE, recorded
 
 import ragged_format as rf
 from ragged_format.adapters import vllm
-from ragged_server.ingest import sources
+from ragged_server.http.ingest import sources
 
 QUERY = f"/v1/samples?source=vllm&vocab_size={VOCAB_SIZE}"
 

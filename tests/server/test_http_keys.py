@@ -3,9 +3,9 @@ import hashlib
 import pytest
 from support.http_server import batch, client, post, settings, stream
 
-from ragged_server.auth import load_keys
-from ragged_server.http_errors import SettingsError
-from ragged_server.records import Quota
+from ragged_server.http.auth import load_keys
+from ragged_server.http.errors import SettingsError
+from ragged_server.store.records import Quota
 
 WRITER, READER, ADMIN, OTHER = (
     "secret-of-the-" + name for name in ("writer", "reader", "admin", "other")
@@ -108,7 +108,7 @@ def test_problems_and_logs_never_have_a_secret(keyed, capsys):
 
 
 def test_quotas_and_names_of_keys_reach_the_store(tmp_path):
-    from ragged_server.opening import store_settings
+    from ragged_server.process.opening import store_settings
 
     file = tmp_path / "keys.toml"
     file.write_text(FILE)

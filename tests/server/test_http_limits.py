@@ -9,8 +9,8 @@ import zstandard
 from support.http_server import ARROW, SCHEMA, batch, client, post, stream
 
 import ragged_format as rf
-from ragged_server.http_errors import BusyError
-from ragged_server.limits import Budget
+from ragged_server.http.errors import BusyError
+from ragged_server.http.limits import Budget
 
 
 def problem(answer):

@@ -9,7 +9,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from support.http_server import ARROW, batch, client, running, stream
 
-from ragged_server.problems import STATUSES
+from ragged_server.http.problems import STATUSES
 
 BODIES = st.one_of(
     st.sampled_from([stream(batch("a")), stream(batch("b", "c"))]), st.binary(max_size=100)

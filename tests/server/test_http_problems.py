@@ -18,9 +18,9 @@ from support.http_server import (
 from support.memory_store import MemoryStore
 
 import ragged_format as rf
-from ragged_server import errors
-from ragged_server.app import create_app
-from ragged_server.codes import CODES
+from ragged_server.http.app import create_app
+from ragged_server.http.codes import CODES
+from ragged_server.store import errors
 
 MEMBERS = {"type", "title", "status", "detail", "instance", "code", "errors", "request_id"}
 
@@ -270,7 +270,11 @@ def test_a_refused_request_leaves_nothing_behind(tmp_path):
             for _ in range(3):
                 assert post(c, bytes(broken)).status_code == 400
             bodies = tracemalloc.take_snapshot().filter_traces(
-                [tracemalloc.Filter(inclusive=True, filename_pattern="*/ragged_server/body.py")]
+                [
+                    tracemalloc.Filter(
+                        inclusive=True, filename_pattern="*/ragged_server/http/body.py"
+                    )
+                ]
             )
         finally:
             tracemalloc.stop()

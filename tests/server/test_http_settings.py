@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ragged_format.cli import app
-from ragged_server.cli_serve import option_of
-from ragged_server.descriptors import within_descriptors
-from ragged_server.http_errors import SettingsError
+from ragged_server.cli.serve import option_of
+from ragged_server.http.errors import SettingsError
+from ragged_server.process.descriptors import within_descriptors
 from ragged_server.settings import ServerSettings, as_toml, load_settings
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from support.http_server import client
 
 from ragged_format.codes import CODES as FORMAT_CODES
-from ragged_server import tail
-from ragged_server.auth import SCOPES
-from ragged_server.cli_serve import option_of
-from ragged_server.codes import CODES
-from ragged_server.ingest import JSON_FORMS
-from ragged_server.problems import STATUSES
+from ragged_server.cli.serve import option_of
+from ragged_server.http import tail
+from ragged_server.http.auth import SCOPES
+from ragged_server.http.codes import CODES
+from ragged_server.http.ingest import JSON_FORMS
+from ragged_server.http.problems import STATUSES
 from ragged_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

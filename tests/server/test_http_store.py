@@ -7,7 +7,7 @@ import pytest
 from support.http_server import batch, client, post, settings, stream
 
 import ragged_format as rf
-from ragged_server.opening import opener
+from ragged_server.process.opening import opener
 
 SCHEMA = rf.sample_schema(vocab_size=100, columns=["group_id", "policy_version"])
 

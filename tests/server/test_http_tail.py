@@ -172,7 +172,7 @@ def unchunked(body):
 
 @pytest.mark.parametrize("coding", [b"zstd", b"identity"])
 def test_a_failure_midway_breaks_the_connection_off(tmp_path, coding, monkeypatch):
-    monkeypatch.setattr("ragged_server.tail._PIECE", 1000)  # compressed, the page is small
+    monkeypatch.setattr("ragged_server.http.tail._PIECE", 1000)  # compressed, the page is small
 
     class Failing(MemoryStore):
         def read(self, after, **options):

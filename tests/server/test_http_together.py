@@ -8,9 +8,9 @@ from support.memory_store import MemoryStore
 
 import ragged_format as rf
 from ragged_format.errors import InvariantError, RaggedError
-from ragged_server.decode import Body, Decoded, decode, decode_together
-from ragged_server.decoders import SMALL_BYTES, Decoders, Job
-from ragged_server.limits import Budget
+from ragged_server.http.decode import Body, Decoded, decode, decode_together
+from ragged_server.http.decoders import SMALL_BYTES, Decoders, Job
+from ragged_server.http.limits import Budget
 
 OTHER = rf.sample_schema(vocab_size=100, columns=["reward"])
 
@@ -112,8 +112,8 @@ def test_jobs_that_wait_are_taken_together_and_told_one_by_one(tmp_path, monkeyp
         assert go.wait(30)
         return decode(*arguments)
 
-    monkeypatch.setattr("ragged_server.decoders.decode_together", counted)
-    monkeypatch.setattr("ragged_server.decoders.decode", held)
+    monkeypatch.setattr("ragged_server.http.decoders.decode_together", counted)
+    monkeypatch.setattr("ragged_server.http.decoders.decode", held)
     decoders = Decoders(settings(tmp_path, decode_threads=1))
     budget, store = Budget(1 << 30), MemoryStore()
     made = {"first": stream(batch("first")), **bodies()}
@@ -147,7 +147,7 @@ def test_a_fault_while_decoding_together_costs_nobody_an_answer(tmp_path, monkey
         raise ZeroDivisionError
 
     told = {}
-    monkeypatch.setattr("ragged_server.decoders.decode_together", faulty)
+    monkeypatch.setattr("ragged_server.http.decoders.decode_together", faulty)
     decoders = Decoders(settings(tmp_path, decode_threads=1))
     decoders.close()
     budget, store = Budget(1 << 30), MemoryStore()

@@ -14,12 +14,12 @@ from support.http_server import SCHEMA, batch, settings, stream
 
 import ragged_format as rf
 from ragged_format.errors import RaggedError
-from ragged_server.decode import Body, decode
-from ragged_server.decoders import Decoders, Job
-from ragged_server.limits import Budget
-from ragged_server.prepare import prepare
-from ragged_server.records import StoreSettings
-from ragged_server.store import Store
+from ragged_server.http.decode import Body, decode
+from ragged_server.http.decoders import Decoders, Job
+from ragged_server.http.limits import Budget
+from ragged_server.store.prepare import prepare
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 BUDGET = Budget(1 << 40)
 OPTIONS = settings(Path("unused"), decode_threads=1, max_record_tokens=40, max_request_records=12)

@@ -11,8 +11,8 @@ from support.memory_store import MemoryStore
 import ragged_format as rf
 from ragged_format.testing import fill_batch, rollouts
 from ragged_server.client import Client
-from ragged_server.records import StoreSettings
-from ragged_server.store import Store
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 pytestmark = [pytest.mark.chromium, pytest.mark.timeout(300)]
 

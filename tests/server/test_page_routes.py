@@ -16,11 +16,11 @@ from support.http_server import client, post, running
 
 import ragged_format as rf
 from ragged_format.testing import fill_batch
-from ragged_server.browse import SHOWN_ELEMENTS, record_json, summaries
-from ragged_server.page.routes import _FILES
-from ragged_server.records import StoreSettings
-from ragged_server.store import Store
-from ragged_server.texts import Texts
+from ragged_server.http.browse import SHOWN_ELEMENTS, record_json, summaries
+from ragged_server.http.page.routes import _FILES
+from ragged_server.http.texts import Texts
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 COLUMNS = (
     "group_id", "policy_version", "reward", "rollout_log_probs", "candidate_counts",
@@ -40,7 +40,7 @@ def page(tmp_path):
 
 
 def test_every_file_is_served_and_no_other(page):
-    folder = files("ragged_server.page")
+    folder = files("ragged_server.http.page")
     there = {
         item.name
         for item in folder.iterdir()
@@ -67,7 +67,7 @@ def test_the_page_brings_nothing_from_elsewhere(page):
     assert "unsafe" not in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     for name in _FILES:
-        text = (files("ragged_server.page") / name).read_text()
+        text = (files("ragged_server.http.page") / name).read_text()
         assert not re.search(r"(?:src|href|url\(|from|import)\W{1,3}(?:https?:)?//", text), name
         assert not re.search(r"\bon[a-z]+=\"|style=\"|<style|innerHTML|\beval\(", text), name
 

@@ -8,7 +8,7 @@ from support.store_kit import ROOM, everything, ids_of, request, samples
 import ragged_format as rf
 from ragged_format.errors import SchemaMismatchError
 from ragged_format.testing import assert_ragged_equal
-from ragged_server.errors import (
+from ragged_server.store.errors import (
     ClosedStoreError,
     ConflictError,
     CursorError,
@@ -18,9 +18,9 @@ from ragged_server.errors import (
     RepeatedIdError,
     StoreBusyError,
 )
-from ragged_server.prepare import prepare
-from ragged_server.records import Quota, StoreSettings
-from ragged_server.store import Store
+from ragged_server.store.prepare import prepare
+from ragged_server.store.records import Quota, StoreSettings
+from ragged_server.store.store import Store
 
 
 @pytest.fixture

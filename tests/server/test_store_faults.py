@@ -10,15 +10,15 @@ import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 from support.store_kit import everything, ids_of, request, samples, stored_ids
 
-from ragged_server.errors import (
+from ragged_server.store.errors import (
     ClosedStoreError,
     ConflictError,
     LogDamagedError,
     StorageFailedError,
     StorageFullError,
 )
-from ragged_server.records import StoreSettings
-from ragged_server.store import Store
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 SETTINGS = StoreSettings(segment_bytes=15_000, grace_s=0.0, batch_rows=16)
 

@@ -8,10 +8,10 @@ import pytest
 from support.store_kit import request, samples
 
 from ragged_format.errors import RaggedError
-from ragged_server.index import IdIndex, Table, _size_class
-from ragged_server.records import StoreSettings
-from ragged_server.runs import Entries, Run, merge_runs, run_range, write_run
-from ragged_server.store import Store
+from ragged_server.store.index import IdIndex, Table, _size_class
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.runs import Entries, Run, merge_runs, run_range, write_run
+from ragged_server.store.store import Store
 
 SMALL = StoreSettings(segment_records=8, grace_s=0.0)
 

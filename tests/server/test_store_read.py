@@ -12,12 +12,12 @@ from support.store_kit import ROOM, everything, ids_of, request, samples, stored
 import ragged_format as rf
 from ragged_format.errors import LimitExceededError
 from ragged_format.testing import assert_ragged_equal, sample_batches
-from ragged_server.cursors import decode_cursor
-from ragged_server.prepare import prepare
-from ragged_server.reading import find_part, record_sizes
-from ragged_server.records import StoreSettings
-from ragged_server.share import in_share, share_hashes
-from ragged_server.store import Store
+from ragged_server.store.cursors import decode_cursor
+from ragged_server.store.prepare import prepare
+from ragged_server.store.reading import find_part, record_sizes
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.share import in_share, share_hashes
+from ragged_server.store.store import Store
 
 
 @pytest.fixture(scope="module")

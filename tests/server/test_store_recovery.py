@@ -14,10 +14,10 @@ from support.store_kit import ids_of, request, samples, stored_ids
 import ragged_format as rf
 from ragged_format.digest import text_digest
 from ragged_format.errors import TruncatedError
-from ragged_server.errors import LogDamagedError
-from ragged_server.records import StoreSettings
-from ragged_server.segments import scan_segment
-from ragged_server.store import Store
+from ragged_server.store.errors import LogDamagedError
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.segments import scan_segment
+from ragged_server.store.store import Store
 
 
 def filled(folder, groups=3, settings=None, rows=2):
@@ -100,7 +100,8 @@ def test_senders_of_records_cannot_make_recovery_slow(tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes() + begin * 10_000)
     digested = []
     monkeypatch.setattr(
-        "ragged_server.segments.text_digest", lambda text: digested.append(1) or text_digest(text)
+        "ragged_server.store.segments.text_digest",
+        lambda text: digested.append(1) or text_digest(text),
     )
     scan = scan_segment(path, None)
     assert (len(scan.commits), scan.later, scan.fault is None) == (3, None, False)
@@ -180,8 +181,8 @@ CHILD = textwrap.dedent(
     """
     import sys, threading
     from pathlib import Path
-    from ragged_server.records import StoreSettings
-    from ragged_server.store import Store
+    from ragged_server.store.records import StoreSettings
+    from ragged_server.store.store import Store
     from support.store_kit import request, samples
 
     folder, life = Path(sys.argv[1]), sys.argv[2]

@@ -10,17 +10,17 @@ from support.store_kit import ROOM, everything, ids_of, request, samples, stored
 
 from ragged_format.errors import SchemaMismatchError, Where
 from ragged_format.testing import assert_ragged_equal
-from ragged_server.errors import (
+from ragged_server.process.remote_protocol import error_from_json, error_to_json
+from ragged_server.process.remote_store import RemoteStore, StoreServer
+from ragged_server.store.errors import (
     ClosedStoreError,
     ConflictError,
     CursorExpiredError,
     StorageFailedError,
     StorageFullError,
 )
-from ragged_server.records import StoreSettings
-from ragged_server.remote_protocol import error_from_json, error_to_json
-from ragged_server.remote_store import RemoteStore, StoreServer
-from ragged_server.store import Store
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ import ragged_format as rf
 from ragged_format.errors import BrokenShardError, RaggedError, SchemaMismatchError
 from ragged_format.manifest import read_manifest, write_manifest
 from ragged_format.testing import assert_ragged_equal
-from ragged_server.errors import (
+from ragged_server.store.errors import (
     ConflictError,
     CursorExpiredError,
     LogDamagedError,
     StorageFailedError,
 )
-from ragged_server.ledger import save
-from ragged_server.records import StoreSettings
-from ragged_server.seal import resized, seal_segment
-from ragged_server.store import Store
+from ragged_server.store.ledger import save
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.seal import resized, seal_segment
+from ragged_server.store.store import Store
 
 SMALL = StoreSettings(segment_records=8, grace_s=0.0, batch_rows=5)
 
@@ -129,7 +129,7 @@ def test_sealing_that_fails_is_seen_and_tried_again(tmp_path, monkeypatch, fault
 
     with Store(tmp_path, SMALL) as store:
         with monkeypatch.context() as patch:
-            patch.setattr("ragged_server.seal.FileWriter.write", fail)
+            patch.setattr("ragged_server.store.seal.FileWriter.write", fail)
             fill(store, 4)
             settled(store, lambda: store.status().upkeep_failure is not None)
             fill(store, 1, start=4)
@@ -272,11 +272,11 @@ def test_retention_by_age_expires_cursors(tmp_path):
 
 
 def test_what_upkeep_does_is_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "ragged_server.upkeep")
+    caplog.set_level(logging.INFO, "ragged_server.store.upkeep")
     with retained(tmp_path, [0.0], retain_bytes=1) as store:
         fill(store, 5)
         settled(store, lambda: store.status().oldest_sequence == 16)
-    lines = [record for record in caplog.records if record.name == "ragged_server.upkeep"]
+    lines = [record for record in caplog.records if record.name == "ragged_server.store.upkeep"]
     sealed_records = [line.records for line in lines if line.msg == "segment_sealed"]
     assert sum(sealed_records) >= 16
     assert [line.oldest_sequence for line in lines if line.msg == "shards_removed"][-1] == 16
@@ -330,8 +330,8 @@ def test_what_an_interrupted_server_left_is_removed(tmp_path, monkeypatch):
         store._upkeep.stop()
         fill(store, 2)
         # As if the process had died before the manifest was replaced, and nobody could clean up.
-        monkeypatch.setattr("ragged_server.seal.write_manifest", killed)
-        monkeypatch.setattr("ragged_server.seal._is_listed", lambda *_: True)
+        monkeypatch.setattr("ragged_server.store.seal.write_manifest", killed)
+        monkeypatch.setattr("ragged_server.store.seal._is_listed", lambda *_: True)
         with pytest.raises(KeyboardInterrupt):
             store._upkeep._seal(store._log.segments[0])
         monkeypatch.undo()
@@ -454,7 +454,7 @@ def test_a_full_disk_does_not_keep_what_can_be_removed(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "no space left")
         return seal_segment(*arguments, **options)
 
-    monkeypatch.setattr("ragged_server.upkeep.seal_segment", seal_while_there_is_room)
+    monkeypatch.setattr("ragged_server.store.upkeep.seal_segment", seal_while_there_is_room)
     with Store(tmp_path, replace(SMALL, retain_bytes=0)) as store:
         fill(store, 8)
         settled(store, lambda: not store._log.shards and not list(tmp_path.glob("shard-*")))
@@ -474,7 +474,7 @@ def test_a_segment_goes_when_its_keys_are_saved_later(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "no space left")
         save(folder, text)
 
-    monkeypatch.setattr("ragged_server.upkeep.save", save_if_there_is_room)
+    monkeypatch.setattr("ragged_server.store.upkeep.save", save_if_there_is_room)
     with Store(tmp_path, SMALL) as store:
         fill(store, 4)
         settled(store, lambda: store.status().upkeep_failure)
@@ -491,7 +491,7 @@ def test_ids_are_forgotten_although_the_server_ended_while_it_removed(tmp_path, 
         store.append(request(batch)).result()
         sealed(store, 1)
     with monkeypatch.context() as patch, Store(tmp_path, replace(SMALL, retain_bytes=0)) as store:
-        patch.setattr("ragged_server.ledger.Ledger.removed", lambda *_: None)
+        patch.setattr("ragged_server.store.ledger.Ledger.removed", lambda *_: None)
         settled(store, lambda: not store._log.shards)
     with Store(tmp_path, SMALL) as store:
         settled(store, lambda: store._index.floor == 8)

@@ -7,10 +7,10 @@ from support.store_kit import request, samples
 import ragged_format as rf
 from ragged_format.errors import ChecksumError
 from ragged_format.testing import assert_ragged_equal
-from ragged_server.records import StoreSettings
-from ragged_server.remote_store import RemoteStore, StoreServer
-from ragged_server.store import Store
-from ragged_server.tail import CURSOR_KEY, _encoded
+from ragged_server.http.tail import CURSOR_KEY, _encoded
+from ragged_server.process.remote_store import RemoteStore, StoreServer
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 KEY = CURSOR_KEY.encode()
 

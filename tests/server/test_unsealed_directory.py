@@ -4,8 +4,8 @@ import pytest
 from support.store_kit import request, samples
 
 import ragged_format as rf
-from ragged_server.records import StoreSettings
-from ragged_server.store import Store
+from ragged_server.store.records import StoreSettings
+from ragged_server.store.store import Store
 
 
 def test_a_log_without_shards_is_named(tmp_path):

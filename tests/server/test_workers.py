@@ -14,8 +14,8 @@ from support.kill_trials import ARROW, run_trials
 from support.served import Served
 
 from ragged_server.client import Client
+from ragged_server.process.workers import share_of_worker
 from ragged_server.settings import load_settings
-from ragged_server.workers import share_of_worker
 
 OPTIONS = ("--workers", "2", "--segment-bytes", "60000", "--segment-age", "0.5s")
 # Each start is that of three processes, which takes long on a busy machine.

@@ -26,8 +26,9 @@ from ragged_format.schema import (
     type_name,
 )
 from ragged_format.trailer import CHECKSUM_KEY, DIGEST_KEY, TRAILER_KEY, Tally
-from ragged_server import codes, commits
-from ragged_server.commits import COMMIT_KEY
+from ragged_server.http import codes
+from ragged_server.store import commits
+from ragged_server.store.commits import COMMIT_KEY
 from spec.tables import columns as words
 from spec.tables import digest_example
 from spec.tables.codes import FAMILIES, WHY

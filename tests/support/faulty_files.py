@@ -8,7 +8,7 @@ any of them. Names are durable when their directory is synced.
 import errno
 import random
 
-from ragged_server.file_layer import RealFiles
+from ragged_server.store.file_layer import RealFiles
 
 PAGE = 512
 

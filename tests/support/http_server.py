@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from support.memory_store import MemoryStore
 
 import ragged_format as rf
-from ragged_server.app import create_app
-from ragged_server.serve import DrainingServer
+from ragged_server.http.app import create_app
+from ragged_server.process.serve import DrainingServer
 from ragged_server.settings import load_settings
 
 # As `ragged serve` has it: the default renders every local variable of a traceback.

@@ -1,12 +1,12 @@
-"""A store in memory with the interface of `ragged_server.store.Store`, for the HTTP side."""
+"""A store in memory with the interface of `ragged_server.store.store.Store`, for the HTTP side."""
 
 import threading
 from concurrent.futures import Future
 from functools import partial
 
-from ragged_server.cursors import decode_cursor, encode_cursor
-from ragged_server.errors import ConflictError
-from ragged_server.records import Appended, Page, Recovery, StoreStatus
+from ragged_server.store.cursors import decode_cursor, encode_cursor
+from ragged_server.store.errors import ConflictError
+from ragged_server.store.records import Appended, Page, Recovery, StoreStatus
 
 LOG_ID = b"testtest"
 

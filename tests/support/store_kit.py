@@ -3,7 +3,7 @@
 import numpy as np
 
 from ragged_format.testing import rollouts
-from ragged_server.prepare import prepare
+from ragged_server.store.prepare import prepare
 
 ROOM = 64 << 20
 

@@ -1,0 +1,1 @@
+"""The HTTP side: from bytes on a connection to requests for the store, and back."""

@@ -1,0 +1,1 @@
+"""Processes: one server, or one store with several processes that talk HTTP."""
