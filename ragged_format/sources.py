@@ -4,7 +4,7 @@ A package makes URLs of a scheme openable by an entry point in the group ``ragge
 whose name is the scheme and whose object is an opener, as :func:`register_scheme` takes it::
 
     [project.entry-points."ragged_format.schemes"]
-    http = "ragged_server.tail_source:open_url"
+    http = "ragged_server.client.source:open_url"
 
 Its module is imported when the first such URL is opened.
 """
