@@ -59,5 +59,6 @@ def test_what_is_no_size_is_wrong_usage(text, tmp_path):
 
 
 def test_the_help_shows_defaults_as_they_are_written():
-    assert "[default: 2GiB]" in CliRunner().invoke(app, ["merge", "--help"]).stdout
-    assert "[default: 16MiB]" in CliRunner().invoke(app, ["push", "--help"]).stdout
+    wide = CliRunner(env={"COLUMNS": "200"})
+    assert "[default: 2GiB]" in wide.invoke(app, ["merge", "--help"]).stdout
+    assert "[default: 16MiB]" in wide.invoke(app, ["push", "--help"]).stdout
