@@ -32,8 +32,9 @@ def size(text: str | int) -> int:
 
 def size_option(name: str, text: str, default: int | None = None) -> Any:
     """Return an option that is a size; `default` is what its parameter has, for the help."""
-    # typer would show the number, and sets a text of ours in parentheses.
-    shown = "" if default is None else f" [default: {_in_words(default)}]"
+    # typer would show the number, and sets a text of ours in parentheses; the bracket is escaped,
+    # since help is markup of rich.
+    shown = "" if default is None else rf" \[default: {_in_words(default)}]"
     return typer.Option(name, metavar="SIZE", parser=size, help=text + shown, show_default=False)
 
 
