@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.harness import Figure, Settings, interleave, median_ratio, median_s, raw, time_text
 from ragged_format.torch import pad_buckets, pad_ragged, support_log_probs
-from ragged_format.torch.head import CHUNK_ELEMENTS
+from ragged_format.torch.head.log_probs import CHUNK_ELEMENTS
 
 __all__ = ["Case", "PeakMemory", "heavy_tail", "masked_logits", "padded_rows", "run", "tiles"]
 

@@ -12,8 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.traffic import Traffic, moved
-from ragged_format.torch import head_flat, pad_buckets, pad_ragged, support_log_probs
-from ragged_format.torch.head import CHUNK_ELEMENTS
+from ragged_format.torch import pad_buckets, pad_ragged, support_log_probs
+from ragged_format.torch.head import flat
+from ragged_format.torch.head.log_probs import CHUNK_ELEMENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch-head.md").read_text()
 DTYPES = [torch.int32, torch.bfloat16, torch.int64]
@@ -134,7 +135,7 @@ def test_the_head_by_triton(monkeypatch):
         dots=lambda hidden, weight, positions, rows, out: out.zero_(),
         add_hidden=lambda *parts: None, add_weight=lambda *parts: None,
     )  # fmt: skip
-    monkeypatch.setattr(head_flat, "_triton", lambda: nothing)
+    monkeypatch.setattr(flat, "_triton", lambda: nothing)
     forward, backward = set_coefficients("triton")
     row, sums = 2, 8
     assert in_page("4 H c", "16 H c + 18 H")

@@ -15,7 +15,6 @@ from ragged_format.torch import (
     RaggedLoader,
     clipped_policy_loss,
     forward_kl,
-    head_flat,
     head_log_probs,
     pad_buckets,
     pad_chunks,
@@ -25,6 +24,7 @@ from ragged_format.torch import (
     support_log_probs,
     transfer,
 )
+from ragged_format.torch.head import flat
 
 COUNTS = np.array([3, 1, 6, 2, 1])
 VOCABULARY = 24
@@ -257,7 +257,7 @@ def test_triton_kernels_get_what_they_index_by_and_nothing_waits(far, monkeypatc
         out.index_add_(0, rows, hidden[positions].to(out.dtype) * grad[:, None])
 
     kernels = SimpleNamespace(dots=dots, add_hidden=add_hidden, add_weight=add_weight)
-    monkeypatch.setattr(head_flat, "_triton", lambda: kernels)
+    monkeypatch.setattr(flat, "_triton", lambda: kernels)
     for counts in (COUNTS, SETS["mixed"]):
         for dtype in (torch.float32, torch.bfloat16):
             here, there = head_case(far, counts, dtype)

@@ -8,7 +8,7 @@ import torch
 
 import ragged_format as rf
 from ragged_format.schema import LOG_PROB_FILL
-from ragged_format.torch.head import head_log_probs
+from ragged_format.torch import head_log_probs
 from ragged_format.torch.losses import forward_kl, reverse_kl, score_centering_loss
 
 V, H, N, M = 17, 4, 6, 8

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import ragged_format as rf
-from ragged_format.torch.head import support_log_probs
+from ragged_format.torch import support_log_probs
 
 
 def one_by_one(hidden, weight, index, labels, ids, counts, temperature, over, bias, scale, cap):

@@ -46,10 +46,10 @@ def launches(monkeypatch, tmp_path):
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from ragged_format.torch import triton_head
+    from ragged_format.torch.head import triton_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton_head, "_check_usable", lambda out: None)
+    monkeypatch.setattr(triton_kernels, "_check_usable", lambda out: None)
     made = []
     run = JITFunction.run
 
@@ -67,14 +67,14 @@ def launches(monkeypatch, tmp_path):
 
 
 def launch_all(dtype, hidden_width):
-    from ragged_format.torch import triton_head
+    from ragged_format.torch.head import triton_kernels
 
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     hidden, weight = (torch.zeros(rows, hidden_width, dtype=dtype) for rows in (5, 11))
     index, grad = torch.zeros(40, dtype=torch.int64), torch.zeros(40, dtype=sums)
-    triton_head.dots(hidden, weight, index, index, grad)
-    triton_head.add_hidden(weight, index[:5], index[:6], index, grad, hidden.to(sums))
-    triton_head.add_weight(hidden, index, index, grad, weight.to(sums))
+    triton_kernels.dots(hidden, weight, index, index, grad)
+    triton_kernels.add_hidden(weight, index[:5], index[:6], index, grad, hidden.to(sums))
+    triton_kernels.add_weight(hidden, index, index, grad, weight.to(sums))
 
 
 def resources(cubin, path):

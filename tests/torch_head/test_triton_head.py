@@ -9,7 +9,8 @@ import torch
 
 import ragged_format as rf
 from benchmarks import head as bench
-from ragged_format.torch import support_log_probs, triton_head
+from ragged_format.torch import support_log_probs
+from ragged_format.torch.head import triton_kernels
 
 # The interpreter is chosen when Triton is imported, hence a process of its own.
 SCRIPT = """
@@ -44,7 +45,7 @@ def test_the_kernels_agree_in_the_interpreter():
 
 
 def test_without_triton_its_choice_is_a_typed_error(monkeypatch):
-    monkeypatch.setattr(triton_head, "triton", None)
+    monkeypatch.setattr(triton_kernels, "triton", None)
     case = bench.heavy_tail(3, width=4, vocabulary=16, hidden=4)
     with pytest.raises(rf.MissingDependencyError, match="Triton"):
         support_log_probs(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from ragged_format.torch.head_problem import Gradients, Picker, Problem, Stats, Sums, finite
+from ragged_format.torch.head.problem import Gradients, Picker, Problem, Stats, Sums, finite
 
 __all__ = ["add_flat", "backward_flat", "backward_logits", "candidate_logits"]
 
@@ -215,7 +215,7 @@ _DOTS = {"sparse": _sparse_dots, "gather": _gathered_dots, "triton": _triton_dot
 
 def _triton() -> ModuleType:
     """Import the kernels: only when they are wanted, since Triton is optional."""
-    return importlib.import_module("ragged_format.torch.triton_head")
+    return importlib.import_module("ragged_format.torch.head.triton_kernels")
 
 
 def _local(flat: _Flat) -> tuple[Tensor, Tensor, Tensor | None]:

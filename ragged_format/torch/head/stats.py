@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragged_format.torch.head_dense import add_dense, backward_dense
-from ragged_format.torch.head_flat import add_flat, backward_flat
-from ragged_format.torch.head_problem import Gradients, Problem, Stats, Sums
+from ragged_format.torch.head.dense import add_dense, backward_dense
+from ragged_format.torch.head.flat import add_flat, backward_flat
+from ragged_format.torch.head.problem import Gradients, Problem, Stats, Sums
 
 __all__ = ["backward", "empty_gradients", "forward"]
 

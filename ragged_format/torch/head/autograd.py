@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ragged_format.torch.head_flat import backward_logits, candidate_logits
-from ragged_format.torch.head_inputs import check_once, check_versions, versions_of
-from ragged_format.torch.head_problem import Gradients, Problem, Stats
-from ragged_format.torch.head_stats import backward, empty_gradients, forward
+from ragged_format.torch.head.checks import check_once, check_versions, versions_of
+from ragged_format.torch.head.flat import backward_logits, candidate_logits
+from ragged_format.torch.head.problem import Gradients, Problem, Stats
+from ragged_format.torch.head.stats import backward, empty_gradients, forward
 
 __all__ = ["Scores", "logits_of", "set_scores"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ragged_format.torch.head_problem import Gradients, Picker, Problem, Stats, Sums, finite
+from ragged_format.torch.head.problem import Gradients, Picker, Problem, Stats, Sums, finite
 
 __all__ = ["add_dense", "backward_dense"]
 

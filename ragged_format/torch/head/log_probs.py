@@ -20,8 +20,8 @@ from ragged_format.arguments import check_choice, check_integer
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.schema import LOG_PROB_FILL
 from ragged_format.torch.arguments import check_scale, check_tensors, counts_array
-from ragged_format.torch.head_autograd import Scores, logits_of, set_scores
-from ragged_format.torch.head_inputs import (
+from ragged_format.torch.head.autograd import Scores, logits_of, set_scores
+from ragged_format.torch.head.checks import (
     check_distinct,
     check_group,
     check_host_counts,
@@ -31,7 +31,7 @@ from ragged_format.torch.head_inputs import (
     check_transform,
     not_compiled,
 )
-from ragged_format.torch.head_problem import Kernel, Problem, Transform
+from ragged_format.torch.head.problem import Kernel, Problem, Transform
 
 if TYPE_CHECKING:
     from ragged_format.torch.pad import Counts
