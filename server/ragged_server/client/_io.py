@@ -9,14 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    CancelledError,
-    Future,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import httpx2
@@ -165,24 +160,24 @@ class BlockingIo:
                 yield await function(item)
             return
         stopped = threading.Event()
+        # Not `concurrent.futures.wait`: interrupted at the wrong step, it keeps locks of futures,
+        # for which their threads then wait for ever.
+        done: SimpleQueue[Future[R]] = SimpleQueue()
         with ThreadPoolExecutor(in_flight, "ragged-push") as pool:
-            running: set[Future[R]] = set()
+            running = 0
             try:
                 for item in items:
-                    running.add(pool.submit(self._apply, stopped, function, item))
-                    if len(running) == in_flight:
-                        done, running = wait(running, return_when=FIRST_COMPLETED)
-                        for future in done:
-                            yield future.result()
-                while running:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield future.result()
+                    future = pool.submit(self._apply, stopped, function, item)
+                    future.add_done_callback(done.put)
+                    running += 1
+                    if running == in_flight:
+                        running -= 1
+                        yield done.get().result()
+                for _ in range(running):
+                    yield done.get().result()
             finally:
                 # The caller has failed or was interrupted: nobody waits for what is left.
                 stopped.set()
-                for future in running:
-                    future.cancel()
 
     def _apply(
         self,
