@@ -7,12 +7,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.arguments import check_number
 from ragged_format.errors import OutOfRangeError, SchemaMismatchError, UnsupportedFeatureError
 
-__all__ = ["check_scale", "check_tensors", "counts_array", "indices_array", "usable_device"]
+__all__ = [
+    "INTEGERS",
+    "check_group",
+    "check_scale",
+    "check_tensors",
+    "counts_array",
+    "indices_array",
+    "usable_device",
+]
+
+INTEGERS = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+    torch.int64,
+)  # fmt: skip
 
 
 def check_tensors(**named: object) -> None:
@@ -29,6 +43,16 @@ def check_scale(name: str, value: object) -> None:
     """Raise unless an argument is a number, or a tensor of numbers."""
     if not isinstance(value, Tensor):
         check_number(name, value)
+
+
+def check_group(group: object) -> None:
+    """Raise unless this is a process group that this process is in, or None."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        # What new_group returns to the processes that it leaves out is no group either.
+        raise SchemaMismatchError(
+            "this process is in no such group", expected="a ProcessGroup with this process",
+            got=repr(group), remedy="pass what torch.distributed.new_group returned to its members",
+        )  # fmt: skip
 
 
 def counts_array(counts: Any) -> npt.NDArray[np.int64]:

@@ -31,6 +31,7 @@ from ragged_format.canonical import as_batch
 from ragged_format.errors import HandOverError, LimitExceededError, SchemaMismatchError, Where
 from ragged_format.parse import parse_schema
 from ragged_format.torch.arena import aligned, allocate
+from ragged_format.torch.arguments import check_group
 from ragged_format.torch.batch import RaggedBatch
 from ragged_format.torch.gather import measure, whole, write
 from ragged_format.torch.plan import Plan, plan_of
@@ -384,12 +385,7 @@ class _World(NamedTuple):
                 "there is no process group", expected="torch.distributed, initialised", got="none",
                 remedy="call torch.distributed.init_process_group first",
             )  # fmt: skip
-        if group is not None and not isinstance(group, dist.ProcessGroup):
-            # What new_group returns to the processes that it leaves out is no group either.
-            raise SchemaMismatchError(
-                "this process is in no such group", expected="a ProcessGroup with this process",
-                got=repr(group), remedy="call it on the members of the group only",
-            )  # fmt: skip
+        check_group(group)
         config = dist.get_backend_config(group)
         if "cpu" not in config:
             raise SchemaMismatchError(

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ragged_format.arguments import check_choice, check_number
 from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError
-from ragged_format.torch.arguments import check_tensors
+from ragged_format.torch.arguments import INTEGERS, check_tensors
 from ragged_format.torch.transfer import to_device
 
 __all__ = [
@@ -151,7 +150,7 @@ def score_centering_loss(
     _check_targets(log_probs=log_probs, rollout_log_probs=rollout_log_probs, advantages=advantages)
     _check_heads(log_probs, head_counts, head_log_probs, head_rollout_log_probs)
     rollout_log_probs = rollout_log_probs.detach()
-    owner, head_counts = _owner(head_counts, head_log_probs, head_rollout_log_probs)
+    owner, head_counts = _owner(head_counts, head_log_probs)
     q = head_rollout_log_probs.detach().exp()
     p = head_log_probs.detach().exp()
     if tail == "proportional":
@@ -201,8 +200,7 @@ def forward_kl(
     tensor([0.1733, 0.0000])
     """
     _check_kl(head_log_probs, teacher_log_probs, head_counts, tail)
-    return _kl(teacher_log_probs.detach(), head_log_probs, head_log_probs, teacher_log_probs,
-               head_counts, tail)  # fmt: skip
+    return _kl(teacher_log_probs.detach(), head_log_probs, head_counts, tail)
 
 
 def reverse_kl(
@@ -217,8 +215,7 @@ def reverse_kl(
     Parameters and result as :func:`forward_kl`.
     """
     _check_kl(head_log_probs, teacher_log_probs, head_counts, tail)
-    return _kl(head_log_probs, teacher_log_probs.detach(), head_log_probs, teacher_log_probs,
-               head_counts, tail)  # fmt: skip
+    return _kl(head_log_probs, teacher_log_probs.detach(), head_counts, tail)
 
 
 def _check_kl(student: Tensor, teacher: Tensor, counts: Tensor, tail: str) -> None:
@@ -247,10 +244,7 @@ def _check_targets(**named: Tensor) -> None:
 def _check_heads(log_probs: Tensor | None, counts: Tensor, *values: Tensor) -> None:
     """Raise unless heads are numbers, and counts integers, one for each target."""
     size = counts.shape if log_probs is None else log_probs.shape
-    integers = not (
-        counts.dtype.is_floating_point or counts.dtype.is_complex or counts.dtype == torch.bool
-    )
-    if not integers or counts.shape != size or counts.dim() != 1:
+    if counts.dtype not in INTEGERS or counts.shape != size or counts.dim() != 1:
         raise InvariantError(
             "the counts of heads are integers, one for each target", code="RF-I005",
             expected=f"integers of shape {tuple(size)}", got=(counts.dtype, tuple(counts.shape)),
@@ -262,10 +256,11 @@ def _check_heads(log_probs: Tensor | None, counts: Tensor, *values: Tensor) -> N
             got=int(counts.to(torch.int64).min()), remedy="pass the counts of these heads",
         )  # fmt: skip
     for value in values:
-        if value.dim() != 1 or value.dtype.is_complex:
+        if value.dim() != 1 or value.shape != values[0].shape or value.dtype.is_complex:
             raise InvariantError(
                 "heads are flat and parallel", code="RF-I005", expected="real numbers, (k,)",
-                got=(value.dtype, tuple(value.shape)), remedy="pass the heads end to end",
+                got=[(value.dtype, tuple(value.shape)) for value in values],
+                remedy="pass the heads of these targets, end to end",
             )  # fmt: skip
         if value.device != values[0].device:
             raise SchemaMismatchError(
@@ -274,10 +269,8 @@ def _check_heads(log_probs: Tensor | None, counts: Tensor, *values: Tensor) -> N
             )  # fmt: skip
 
 
-def _kl(
-    first: Tensor, second: Tensor, student: Tensor, teacher: Tensor, counts: Tensor, tail: str
-) -> Tensor:
-    owner, counts = _owner(counts, student, teacher)
+def _kl(first: Tensor, second: Tensor, counts: Tensor, tail: str) -> Tensor:
+    owner, counts = _owner(counts, first)
     if tail == "renormalize":
         first = first - _log_sums(first, owner, counts)[owner]
         second = second - _log_sums(second, owner, counts)[owner]
@@ -291,25 +284,18 @@ def _kl(
     return out + torch.where(counts > 0, bucket, torch.zeros_like(bucket))
 
 
-def _owner(counts: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+def _owner(counts: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return which head each entry belongs to, and the counts as int64, beside the entries."""
-    total = len(values[0])
-    if any(value.shape != (total,) for value in values) or counts.dim() != 1:
-        raise InvariantError(
-            "heads are flat and parallel", code="RF-I005",
-            expected=f"({total},) and one count per target",
-            got=[tuple(value.shape) for value in (*values, counts)],
-            remedy="pass the heads of these targets, end to end",
-        )  # fmt: skip
-    if counts.device.type == "cpu" and int(counts.sum()) != total:
-        raise InvariantError(
-            "the counts do not sum to the entries of the heads",
-            code="RF-I005", expected=total, got=int(counts.sum()),
-            remedy="pass the counts of these heads",
-        )  # fmt: skip
-    device = values[0].device
-    if counts.device.type == "cpu" != device.type:
-        counts = to_device(counts.numpy().astype(np.int64), device)
+    total, device = len(values), values.device
+    if counts.device.type == "cpu":
+        counts = counts.to(torch.int64)
+        if int(counts.sum()) != total:
+            raise InvariantError(
+                "the counts do not sum to the entries of the heads", code="RF-I005",
+                expected=total, got=int(counts.sum()), remedy="pass the counts of these heads",
+            )  # fmt: skip
+        if device.type != "cpu":
+            counts = to_device(counts.numpy(), device)
     counts = counts.to(torch.int64)
     return torch.repeat_interleave(counts, output_size=total), counts
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ragged_format.torch.head.checks import check_once, check_versions, versions_of
+from ragged_format.errors import UnsupportedFeatureError
 from ragged_format.torch.head.flat import backward_logits, candidate_logits
 from ragged_format.torch.head.problem import Gradients, Problem, Stats
 from ragged_format.torch.head.stats import backward, empty_gradients, forward
@@ -44,7 +44,7 @@ class _Head(torch.autograd.Function):
             stats = forward(problem)
         ctx.save_for_backward(hidden, weight, bias, *stats)
         ctx.problem = problem
-        ctx.versions = versions_of(*_sets(problem))
+        ctx.versions = _versions_of(*_sets(problem))
         ctx.mark_non_differentiable(stats.hits)
         ctx.set_materialize_grads(False)
         log_probs = torch.where(stats.hits > 0, stats.label_logit - stats.log_sum, -torch.inf)
@@ -58,10 +58,10 @@ class _Head(torch.autograd.Function):
         grad_log_sum: Tensor | None,
         _: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        check_once()
+        _check_once()
         hidden, weight, bias, *saved = ctx.saved_tensors
         problem: Problem = ctx.problem
-        check_versions(ctx.versions, *_sets(problem))
+        _check_versions(ctx.versions, *_sets(problem))
         stats = Stats(*saved)
         nothing = torch.zeros_like(stats.log_sum)
         # A label outside its set has log-prob -inf: constant, so it passes no gradient on.
@@ -85,17 +85,17 @@ class _Logits(torch.autograd.Function):
             dist.all_reduce(logits, group=problem.group)
         ctx.save_for_backward(hidden, weight, bias, logits)
         ctx.problem = problem
-        ctx.versions = versions_of(*_sets(problem))
+        ctx.versions = _versions_of(*_sets(problem))
         return logits
 
     @staticmethod
     def backward(
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        check_once()
+        _check_once()
         *inputs, logits = ctx.saved_tensors
         problem: Problem = ctx.problem
-        check_versions(ctx.versions, *_sets(problem))
+        _check_versions(ctx.versions, *_sets(problem))
         with _without_autocast(grad.device):
             out = empty_gradients(problem, ctx.needs_input_grad[:3])
             backward_logits(problem, logits, grad, out)
@@ -126,3 +126,28 @@ def _returned(
         for grad, tensor in zip(out, inputs, strict=True)
     )
     return hidden, weight, bias, None
+
+
+def _versions_of(*tensors: Tensor) -> list[int]:
+    """Return numbers that change when the tensors are written to."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]  # noqa: SLF001
+
+
+def _check_versions(known: list[int], *tensors: Tensor) -> None:
+    """Raise in a backward pass whose sets are not those of the forward pass any more."""
+    if known != _versions_of(*tensors):
+        raise UnsupportedFeatureError(
+            "ids, counts or positions were changed between forward and backward",
+            expected="the values of the forward pass", got="an in-place change",
+            remedy="change a clone of the tensor",
+        )  # fmt: skip
+
+
+def _check_once() -> None:
+    """Raise in a backward pass that is to be differentiated itself: statistics are constants."""
+    if torch.is_grad_enabled():
+        raise UnsupportedFeatureError(
+            "gradients of a gradient of the head are not supported",
+            expected="backward without create_graph", got="create_graph=True",
+            remedy="compute this part of the loss from dense logits",
+        )  # fmt: skip

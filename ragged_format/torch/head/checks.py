@@ -1,16 +1,14 @@
-"""What the inputs of the head must be, beyond their shapes: kinds, devices, ranges, sets of ids."""
+"""What the inputs of the head must be: shapes, kinds, devices, ranges, sets of ids."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from ragged_format.arguments import check_number
+from ragged_format.arguments import check_choice, check_number
 from ragged_format.errors import (
     InvariantError,
     LimitExceededError,
@@ -18,56 +16,86 @@ from ragged_format.errors import (
     UnsupportedFeatureError,
     Where,
 )
+from ragged_format.torch.arguments import INTEGERS, check_tensors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
 __all__ = [
+    "check_counts",
     "check_distinct",
-    "check_group",
     "check_host_counts",
+    "check_ids",
     "check_indices",
-    "check_once",
-    "check_same_device",
+    "check_inputs",
+    "check_labels",
+    "check_positions",
+    "check_results",
     "check_temperatures",
     "check_transform",
-    "check_versions",
-    "not_compiled",
-    "versions_of",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-_INTEGERS = (
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
-    torch.int64,
-)  # fmt: skip
-
-
-def check_indices(**named: Tensor) -> None:
-    """Raise unless ids, positions and counts are integers, of one dimension."""
-    for name, tensor in named.items():
-        if tensor.dtype not in _INTEGERS or tensor.dim() != 1:
-            raise SchemaMismatchError(
-                f"{name} are integers", expected="integers of one dimension",
-                got=(tensor.dtype, tuple(tensor.shape)), remedy="pass the column of the batch",
-            )  # fmt: skip
-
-
-def check_same_device(device: torch.device, **named: Tensor | None) -> None:
-    """Raise unless the tensors of the model are plain ones on one device."""
-    for name, tensor in named.items():
-        if tensor is not None and tensor.layout != torch.strided:
+def check_inputs(
+    hidden: Tensor,
+    weight: Tensor,
+    pred_index: Tensor,
+    target_ids: Tensor,
+    candidate_ids: Tensor,
+    candidate_counts: Tensor,
+    bias: Tensor | None,
+) -> None:
+    """Raise unless these are tensors whose shapes, kinds and devices fit each other."""
+    model = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
+    columns = {
+        "pred_index": pred_index, "target_ids": target_ids, "candidate_ids": candidate_ids,
+        "candidate_counts": candidate_counts,
+    }  # fmt: skip
+    check_tensors(**model)
+    check_indices(**columns)
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise SchemaMismatchError(
+            "hidden (n, h) and weight (v, h) do not fit", expected="one h",
+            got=(tuple(hidden.shape), tuple(weight.shape)), remedy="pass those of one model",
+        )  # fmt: skip
+    if hidden.dtype != weight.dtype or not hidden.dtype.is_floating_point:
+        raise SchemaMismatchError(
+            "hidden and weight do not fit", expected="one float dtype",
+            got=(hidden.dtype, weight.dtype), remedy="cast hidden to the dtype of weight",
+        )  # fmt: skip
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise SchemaMismatchError(
+            "bias and weight do not fit", expected=tuple(weight.shape[:1]), got=tuple(bias.shape),
+            remedy="pass those of one model",
+        )  # fmt: skip
+    for name, tensor in model.items():
+        if tensor.layout != torch.strided:
             raise SchemaMismatchError(
                 f"{name} is a dense tensor", expected=torch.strided, got=tensor.layout,
                 remedy="pass tensor.to_dense()",
             )  # fmt: skip
-        if tensor is not None and tensor.device != device:
+        if tensor.device != hidden.device:
             raise SchemaMismatchError(
-                f"{name} and hidden lie on one device", expected=device, got=tensor.device,
+                f"{name} and hidden lie on one device", expected=hidden.device, got=tensor.device,
                 remedy="move it there",
+            )  # fmt: skip
+    for name in ("pred_index", "candidate_counts"):
+        if columns[name].shape != target_ids.shape:
+            raise SchemaMismatchError(
+                f"{name} and target_ids do not fit", expected=tuple(target_ids.shape),
+                got=tuple(columns[name].shape), remedy="pass the columns of one batch",
+            )  # fmt: skip
+
+
+def check_indices(**named: Tensor) -> None:
+    """Raise unless ids, positions and counts are tensors of integers, of one dimension."""
+    check_tensors(**named)
+    for name, tensor in named.items():
+        if tensor.dtype not in INTEGERS or tensor.dim() != 1:
+            raise SchemaMismatchError(
+                f"{name} are integers", expected="integers of one dimension",
+                got=(tensor.dtype, tuple(tensor.shape)), remedy="pass the column of the batch",
             )  # fmt: skip
 
 
@@ -94,9 +122,14 @@ def check_transform(bias: Tensor | None, logit_scale: float, soft_cap: float | N
         )  # fmt: skip
 
 
-def check_temperatures(temperature: Tensor) -> None:
-    """Raise for what cannot be a temperature; values that are on the host are looked at."""
-    if not (temperature.dtype.is_floating_point or temperature.dtype in _INTEGERS):
+def check_temperatures(temperature: Tensor, size: int) -> None:
+    """Raise for what is no temperature of `size` targets; values on the host are looked at."""
+    if temperature.dim() and temperature.shape != (size,):
+        raise SchemaMismatchError(
+            "temperature is a scalar or has one entry per target", expected=(size,),
+            got=tuple(temperature.shape), remedy="pass a number, or the temperature of each target",
+        )  # fmt: skip
+    if not (temperature.dtype.is_floating_point or temperature.dtype in INTEGERS):
         raise SchemaMismatchError(
             "temperatures are numbers", expected="a float dtype", got=temperature.dtype,
             remedy="pass a float tensor",
@@ -115,7 +148,7 @@ def check_temperatures(temperature: Tensor) -> None:
     first = int((~sound).reshape(-1).nonzero()[0, 0])
     raise LimitExceededError(
         "a temperature is positive and finite", expected="> 0",
-        where=Where(column="temperature", position=first),
+        where=Where(column="temperature", position=first if temperature.dim() else None),
         got=float(temperature.reshape(-1)[first]), remedy="use 1 for logits as they are",
     )  # fmt: skip
 
@@ -129,15 +162,6 @@ def check_host_counts(counts: Tensor, host: npt.NDArray[np.int64]) -> None:
         )  # fmt: skip
 
 
-def check_group(group: object) -> None:
-    """Raise unless the group over which the vocabulary is sharded is one of this process."""
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise SchemaMismatchError(
-            "group is a process group with this process", expected="a ProcessGroup",
-            got=repr(group), remedy="pass what torch.distributed.new_group returned here",
-        )  # fmt: skip
-
-
 def check_distinct(ids: Tensor, counts: Tensor) -> None:
     """Raise if a set on the host holds an id twice: it would count twice in its normaliser.
 
@@ -147,7 +171,7 @@ def check_distinct(ids: Tensor, counts: Tensor) -> None:
         return
     begins = torch.zeros(len(ids), dtype=torch.bool)
     starts = counts.cumsum(0) - counts
-    begins[starts[(counts > 0)]] = True
+    begins[starts[counts > 0]] = True
     if bool(((ids[1:] > ids[:-1]) | begins[1:]).all()):
         return
     owner = torch.repeat_interleave(counts, output_size=len(ids))
@@ -165,32 +189,68 @@ def check_distinct(ids: Tensor, counts: Tensor) -> None:
     )  # fmt: skip
 
 
-def versions_of(*tensors: Tensor) -> list[int]:
-    """Return numbers that change when the tensors are written to."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]  # noqa: SLF001
-
-
-def check_versions(known: list[int], *tensors: Tensor) -> None:
-    """Raise in a backward pass whose sets are not those of the forward pass any more."""
-    if known != versions_of(*tensors):
-        raise UnsupportedFeatureError(
-            "ids, counts or positions were changed between forward and backward",
-            expected="the values of the forward pass", got="an in-place change",
-            remedy="change a clone of the tensor",
+def check_results(on_outside: str, out_dtype: torch.dtype | None) -> None:
+    """Raise unless these say how results are returned."""
+    check_choice("on_outside", on_outside, ("error", "flag"))
+    floats = isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point
+    if out_dtype is not None and not floats:
+        raise SchemaMismatchError(
+            "out_dtype is a float dtype", expected="a torch.dtype of floats", got=repr(out_dtype),
+            remedy="pass torch.float32, for instance",
         )  # fmt: skip
 
 
-def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Keep a function out of compiled graphs, and its type, which torch's decorator loses."""
-    kept: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return kept
-
-
-def check_once() -> None:
-    """Raise in a backward pass that is to be differentiated itself: statistics are constants."""
-    if torch.is_grad_enabled():
-        raise UnsupportedFeatureError(
-            "gradients of a gradient of the head are not supported",
-            expected="backward without create_graph", got="create_graph=True",
-            remedy="compute this part of the loss from dense logits",
+def check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:
+    """Raise unless there is a count for each target, and they sum to the candidates."""
+    if host.shape != (targets,) or (len(host) and host.min() < 0) or host.sum() != candidates:
+        raise InvariantError(
+            "the counts do not describe the candidates", code="RF-I005",
+            expected=f"{targets} counts >= 0 that sum to {candidates}",
+            got=f"counts of shape {host.shape}, sum {host.sum()}",
+            remedy="pass the counts of these candidates",
         )  # fmt: skip
+
+
+def check_positions(pred_index: Tensor, rows: int) -> None:
+    """Raise unless every target has a row of the hidden states; waits for their device."""
+    outside = (pred_index < 0) | (pred_index >= rows)
+    if not bool(outside.any()):
+        return
+    first = int(outside.nonzero()[0, 0])
+    raise InvariantError(
+        "a position is none of the hidden states", code="RF-I034",
+        where=Where(column="pred_index", position=first), expected=f"0 <= position < {rows}",
+        got=int(pred_index[first]), remedy="pass the hidden states of the whole row",
+    )  # fmt: skip
+
+
+def check_ids(ids: Tensor, outside: Tensor, column: str, start: int, size: int) -> None:
+    """Raise if an id is `outside` the rows of the weight."""
+    if not bool(outside.any()):
+        return
+    first = int(outside.nonzero()[0, 0])
+    raise InvariantError(
+        "an id is no row of the weight",
+        code="RF-I011" if column == "candidate_ids" else "RF-I014",
+        where=Where(column=column, position=first),
+        expected=f"ids in [{start}, {start + size})", got=int(ids[first]),
+        remedy="give the whole weight, or the process group over which it is sharded",
+    )  # fmt: skip
+
+
+def check_labels(
+    hits: Tensor, host: npt.NDArray[np.int64], target_ids: Tensor, on_outside: str
+) -> None:
+    """Raise unless every label is once in its set; `hits` says how often."""
+    if on_outside == "flag" or bool((hits == 1).all()):
+        return
+    first = int((hits != 1).nonzero()[0, 0])
+    missing = hits[first] == 0
+    raise InvariantError(
+        "a candidate set lacks the sampled token" if missing else "an id is twice in one set",
+        code="RF-I013" if missing else "RF-I012",
+        where=Where(column="candidate_ids", position=first),
+        expected=f"token {int(target_ids[first])} once among the {host[first] or 'vocabulary'} ids",
+        got=f"{int(hits[first])} times",
+        remedy='repair the data, or pass on_outside="flag" to get -inf there',
+    )

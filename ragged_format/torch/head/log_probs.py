@@ -7,8 +7,9 @@ same S for the old and the new policy, so that importance ratios have one action
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +18,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.arguments import check_choice, check_integer
-from ragged_format.errors import InvariantError, LimitExceededError, SchemaMismatchError, Where
+from ragged_format.errors import LimitExceededError
 from ragged_format.schema import LOG_PROB_FILL
-from ragged_format.torch.arguments import check_scale, check_tensors, counts_array
+from ragged_format.torch.arguments import check_group, check_scale, counts_array
 from ragged_format.torch.head.autograd import Scores, logits_of, set_scores
 from ragged_format.torch.head.checks import (
+    check_counts,
     check_distinct,
-    check_group,
     check_host_counts,
+    check_ids,
     check_indices,
-    check_same_device,
+    check_inputs,
+    check_labels,
+    check_positions,
+    check_results,
     check_temperatures,
     check_transform,
-    not_compiled,
 )
 from ragged_format.torch.head.problem import Kernel, Problem, Transform
 
@@ -38,17 +42,21 @@ if TYPE_CHECKING:
 
 __all__ = ["head_log_probs", "support_log_probs"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 HostCounts = npt.NDArray[np.int64]
 _KERNELS: dict[str, Kernel] = {"sparse": "sparse", "gather": "gather", "triton": "triton"}
-_REMEDIES = {
-    "hidden and weight": "cast hidden to the dtype of weight",
-    "hidden, weight and bias": "move them to one device",
-}
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
 
 
-@not_compiled
+def _not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep a function out of compiled graphs, and its type, which torch's decorator loses."""
+    kept: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return kept
+
+
+@_not_compiled
 def support_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -142,7 +150,7 @@ def support_log_probs(
     tensor([-0.1269, -0.2395])
     """
     check_choice("entropy_over", entropy_over, ("support", "vocabulary"))
-    _check_results(on_outside, out_dtype)
+    check_results(on_outside, out_dtype)
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
@@ -155,7 +163,7 @@ def support_log_probs(
     return log_probs.to(out), entropy.to(out)
 
 
-@not_compiled
+@_not_compiled
 def head_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -204,8 +212,7 @@ def head_log_probs(
     InvariantError
         As there; or a head's id is no row of the weight (``RF-I014``).
     """
-    check_tensors(head_ids=head_ids, head_counts=head_counts)
-    _check_results(on_outside, out_dtype)
+    check_results(on_outside, out_dtype)
     scorer = _Scorer(
         hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, temperature,
         bias, logit_scale, soft_cap, host_counts, vocab_start, group, chunk_elements, kernel,
@@ -213,7 +220,7 @@ def head_log_probs(
     check_indices(head_ids=head_ids, head_counts=head_counts)
     counts = head_counts.to(hidden.device, torch.int64)
     host = counts_array(head_counts.cpu() if host_head_counts is None else host_head_counts)
-    _check_counts(host, len(target_ids), len(head_ids))
+    check_counts(host, len(target_ids), len(head_ids))
     check_host_counts(head_counts, host)
     ids = head_ids.to(hidden.device, torch.int64)
     log_probs, _, log_sum, hits = scorer.over_sets()
@@ -246,21 +253,20 @@ class _Scorer:
         chunk_elements: int,
         kernel: str,
     ) -> None:
-        _check(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
+        check_inputs(hidden, weight, pred_index, target_ids, candidate_ids, candidate_counts, bias)
         check_scale("temperature", temperature)
         check_transform(bias, logit_scale, soft_cap)
-        check_same_device(hidden.device, hidden=hidden, weight=weight, bias=bias)
         check_group(group)
         check_integer("vocab_start", vocab_start, 0)
         check_integer("chunk_elements", chunk_elements, 1)
         check_choice("kernel", kernel, ("auto", *_KERNELS))
         host = candidate_counts.cpu() if host_counts is None else host_counts
         self.host_counts: HostCounts = counts_array(host)
-        _check_counts(self.host_counts, len(target_ids), len(candidate_ids))
+        check_counts(self.host_counts, len(target_ids), len(candidate_ids))
         check_host_counts(candidate_counts, self.host_counts)
         device = hidden.device
         if device.type == pred_index.device.type == "cpu":  # elsewhere this would wait for it
-            _check_positions(pred_index, len(hidden))
+            check_positions(pred_index, len(hidden))
         self._ids = candidate_ids.to(device, torch.int64)
         self._counts = candidate_counts.to(device, torch.int64)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -296,8 +302,8 @@ class _Scorer:
                 check_distinct(self._ids, self._counts)
             return
         for name, ids in columns.items():
-            _check_ids(ids, outside[name], name, self._base.vocab_start, len(self._base.weight))
-        _check_labels(hits, self.host_counts, self._base.labels, on_outside)
+            check_ids(ids, outside[name], name, self._base.vocab_start, len(self._base.weight))
+        check_labels(hits, self.host_counts, self._base.labels, on_outside)
 
     def _outside(self, ids: Tensor) -> Tensor:
         start = self._base.vocab_start
@@ -343,140 +349,10 @@ def _kernel(kernel: str, hidden: Tensor) -> Kernel:
 def _inverse_temperature(
     temperature: float | Tensor, size: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    if isinstance(temperature, Tensor):
-        check_temperatures(temperature)
-    if isinstance(temperature, Tensor) and temperature.dim() > 0:
-        if temperature.shape != (size,):
-            raise SchemaMismatchError(
-                "temperature is a scalar or has one entry per target",
-                expected=(size,), got=tuple(temperature.shape),
-                remedy="pass a number, or the temperature of each target",
-            )  # fmt: skip
-        return temperature.to(device, dtype).reciprocal()
-    if isinstance(temperature, Tensor) and temperature.device.type != "cpu":
-        # Like one per target: to look at it the host would wait.
+    if not isinstance(temperature, Tensor):
+        temperature = torch.tensor(float(temperature), dtype=torch.float64)
+    check_temperatures(temperature, size)
+    if temperature.dim() or temperature.device.type != "cpu":
         return temperature.to(device, dtype).reciprocal().expand(size)
-    value = float(temperature)
-    if not 0 < value < np.inf or 1 / value > torch.finfo(torch.float32).max:
-        raise LimitExceededError(
-            "a temperature is positive and finite",
-            expected="> 0",
-            got=value,
-            remedy="use 1 for logits as they are",
-        )
-    return torch.full((size,), 1.0 / value, dtype=dtype, device=device)
-
-
-def _check(
-    hidden: Tensor,
-    weight: Tensor,
-    pred_index: Tensor,
-    target_ids: Tensor,
-    candidate_ids: Tensor,
-    candidate_counts: Tensor,
-    bias: Tensor | None,
-) -> None:
-    check_tensors(
-        hidden=hidden, weight=weight, pred_index=pred_index, target_ids=target_ids,
-        candidate_ids=candidate_ids, candidate_counts=candidate_counts,
-    )  # fmt: skip
-    if bias is not None:
-        check_tensors(bias=bias)
-    wrong: tuple[str, object, object] | None = None
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        wrong = "hidden (n, h), weight (v, h)", "one h", (tuple(hidden.shape), tuple(weight.shape))
-    elif hidden.dtype != weight.dtype or not hidden.dtype.is_floating_point:
-        wrong = "hidden and weight", "one float dtype", (hidden.dtype, weight.dtype)
-    elif hidden.device != weight.device or (bias is not None and bias.device != weight.device):
-        wrong = "hidden, weight and bias", "one device", [
-            str(tensor.device) for tensor in (hidden, weight, bias) if tensor is not None
-        ]  # fmt: skip
-    elif bias is not None and bias.shape != weight.shape[:1]:
-        wrong = "bias", tuple(weight.shape[:1]), tuple(bias.shape)
-    else:
-        size = target_ids.shape
-        vectors = {
-            "pred_index": (pred_index, size), "target_ids": (target_ids, size),
-            "candidate_counts": (candidate_counts, size),
-            "candidate_ids": (candidate_ids, candidate_ids.shape),
-        }  # fmt: skip
-        for name, (tensor, shape) in vectors.items():
-            if tensor.dim() != 1 or tensor.shape != shape:
-                wrong = name, f"integers of shape {tuple(shape)}", (
-                    tensor.dtype, tuple(tensor.shape)
-                )  # fmt: skip
-                break
-    if wrong is not None:
-        name, expected, got = wrong
-        raise SchemaMismatchError(
-            f"{name} do not fit", expected=expected, got=got,
-            remedy=_REMEDIES.get(name, "pass the columns of one batch"),
-        )  # fmt: skip
-    check_indices(
-        pred_index=pred_index, target_ids=target_ids, candidate_ids=candidate_ids,
-        candidate_counts=candidate_counts,
-    )  # fmt: skip
-
-
-def _check_results(on_outside: str, out_dtype: torch.dtype | None) -> None:
-    check_choice("on_outside", on_outside, ("error", "flag"))
-    floats = isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point
-    if out_dtype is not None and not floats:
-        raise SchemaMismatchError(
-            "out_dtype is a float dtype", expected="a torch.dtype of floats", got=repr(out_dtype),
-            remedy="pass torch.float32, for instance",
-        )  # fmt: skip
-
-
-def _check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:
-    if host.shape != (targets,) or (len(host) and host.min() < 0) or host.sum() != candidates:
-        raise InvariantError(
-            "the counts do not describe the candidates", code="RF-I005",
-            expected=f"{targets} counts >= 0 that sum to {candidates}",
-            got=f"counts of shape {host.shape}, sum {host.sum()}",
-            remedy="pass the counts of these candidates",
-        )  # fmt: skip
-
-
-def _check_positions(pred_index: Tensor, rows: int) -> None:
-    outside = (pred_index < 0) | (pred_index >= rows)
-    if not bool(outside.any()):
-        return
-    first = int(outside.nonzero()[0, 0])
-    raise InvariantError(
-        "a position is none of the hidden states", code="RF-I034",
-        where=Where(column="pred_index", position=first), expected=f"0 <= position < {rows}",
-        got=int(pred_index[first]), remedy="pass the hidden states of the whole row",
-    )  # fmt: skip
-
-
-def _check_ids(ids: Tensor, outside: Tensor, column: str, start: int, size: int) -> None:
-    if not bool(outside.any()):
-        return
-    first = int(outside.nonzero()[0, 0])
-    raise InvariantError(
-        "an id is no row of the weight",
-        code="RF-I011" if column == "candidate_ids" else "RF-I014",
-        where=Where(column=column, position=first),
-        expected=f"ids in [{start}, {start + size})", got=int(ids[first]),
-        remedy="give the whole weight, or the process group over which it is sharded",
-    )  # fmt: skip
-
-
-def _check_labels(
-    hits: Tensor, host: npt.NDArray[np.int64], target_ids: Tensor, on_outside: str
-) -> None:
-    if on_outside == "flag":
-        return
-    if bool((hits == 1).all()):
-        return
-    first = int((hits != 1).nonzero()[0, 0])
-    missing = hits[first] == 0
-    raise InvariantError(
-        "a candidate set lacks the sampled token" if missing else "an id is twice in one set",
-        code="RF-I013" if missing else "RF-I012",
-        where=Where(column="candidate_ids", position=first),
-        expected=f"token {int(target_ids[first])} once among the {host[first] or 'vocabulary'} ids",
-        got=f"{int(hits[first])} times",
-        remedy='repair the data, or pass on_outside="flag" to get -inf there',
-    )
+    # A number on the host is filled in there: nothing is copied.
+    return torch.full((size,), 1 / float(temperature), dtype=dtype, device=device)
