@@ -256,7 +256,9 @@ def read_manifest(directory: Path) -> Manifest:
         remedy = "write one with rf.Writer; open single files with rf.open_source"
         if (directory / "log" / "server.json").is_file():
             got = "the log of a server, of which nothing is in shards yet"
-            remedy = "read it from its server (ragged serve, ragged tail), or wait for its shards"
+            remedy = (
+                "read it from its server (ragged serve, ragged tail), or stop that: it seals then"
+            )
         raise DatasetNotFoundError(
             "there is no dataset here", where=Where(file=str(path)),
             expected=f"a directory with {MANIFEST_NAME}", got=got, remedy=remedy,

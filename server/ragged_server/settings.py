@@ -210,6 +210,11 @@ class ServerSettings(BaseSettings):
         0.0,
         description="Time for which a stopping server answers, so that balancers see /readyz.",
     )
+    seal_on_stop: bool = Field(
+        default=True,
+        description="Whether a stopping server seals what is in the log, in what is left of"
+        " drain_timeout_s.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level of log lines."
     )

@@ -88,7 +88,9 @@ def test_what_was_acknowledged_is_a_dataset_and_is_there_after_a_restart(tmp_pat
         assert (answer.status_code, answer.json()["stored"]) == (201, 2)
         server.popen.send_signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert [line["event"] for line in server.logged()][-2:] == ["stopping", "stopped"]
+        said = [line["event"] for line in server.logged()]
+        assert said[-3:] == ["stopping", "segment_sealed", "stopped"]
+    assert len(rf.Dataset(live)) == 2
     with process(live) as server:
         answer = httpx2.get(f"{server.url}/v1/samples")
         ids = [b.column("sample_id").to_pylist() for b in rf.read_stream(answer.content)]

@@ -64,6 +64,8 @@ def shown(field):
     value = field.default
     if value in (None, "", ()) or "Default" in field.description:
         return ""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int) and value >= 1024 and value % 1024 == 0:
         return f"{value >> 20} Mi" if value >= 1 << 20 else f"{value >> 10} Ki"
     return f"{value:g}" if isinstance(value, float) else str(value)

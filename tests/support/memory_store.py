@@ -115,5 +115,5 @@ class MemoryStore:
             recovery=Recovery(0, 0, 0, 0, (), False, 0.0),
         )  # fmt: skip
 
-    def close(self):
+    def close(self, *, seal_while=None):
         self.closed = True

@@ -95,6 +95,8 @@ def _help(name: str) -> str:
     text = field.description or ""
     value = field.default
     is_shown = "Default" not in text and value not in (None, "", ()) and not field.is_required()
+    if isinstance(value, bool):
+        value = str(value).lower()  # as it is written
     return f"{text} [{value}]" if is_shown else text
 
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ragged_server.http.auth import Keys, load_keys
@@ -56,8 +57,8 @@ class AnyStore(Protocol):
         """Return the store's state."""
         ...
 
-    def close(self) -> None:
-        """Finish what is queued and close."""
+    def close(self, *, seal_while: Callable[[], bool] | None = None) -> None:
+        """Finish what is queued, seal what is in the log if asked to, and close."""
         ...
 
 
@@ -140,6 +141,9 @@ class Context:
         self.readers = ThreadPoolExecutor(settings.read_threads, thread_name_prefix="read")
         self.started_s = time.time()
         self.is_draining = False
+        # Set when the server is to end at once.
+        self.is_hurried = False
+        self._drained_by_s = float("inf")
         self.failure: BaseException | None = None
         self.opened = asyncio.Event()
         self.ingesting = 0
@@ -189,7 +193,14 @@ class Context:
     def drain(self) -> None:
         """Stop taking requests, and let reads that wait answer at once."""
         self.is_draining = True
+        if self._drained_by_s == float("inf"):
+            settings = self.settings
+            allowed = settings.drain_delay_s + settings.drain_timeout_s
+            self._drained_by_s = time.monotonic() + allowed
         self.wakeups.tell()
+
+    def _may_seal(self) -> bool:
+        return not self.is_hurried and time.monotonic() < self._drained_by_s
 
     async def close(self) -> None:
         """Close the store after everything that was taken is durable."""
@@ -199,7 +210,9 @@ class Context:
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._store is not None:
-            await loop.run_in_executor(self.readers, self._store.close)
+            seal_while = self._may_seal if self.settings.seal_on_stop else None
+            close = partial(self._store.close, seal_while=seal_while)
+            await loop.run_in_executor(self.readers, close)
         self.decoders.close()
         self.readers.shutdown(wait=False, cancel_futures=True)
 

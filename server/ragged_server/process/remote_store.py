@@ -381,8 +381,11 @@ class RemoteStore:
         self._learn(facts)
         return status_from_json(facts["status"])
 
-    def close(self) -> None:
-        """Let go of the connection, when all calls are answered; the store stays open."""
+    def close(self, *, seal_while: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        """Let go of the connection, when all calls are answered; the store stays open.
+
+        What is in the log is sealed by the process that has the store.
+        """
         if self._sock is None:
             return
         with self._lock:

@@ -96,7 +96,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain; the second time, end at once."""
         if self.context.is_draining:
-            self.force_exit = self.should_exit = True
+            self.force_exit = self.should_exit = self.context.is_hurried = True
             return
         self.context.is_draining = True
         # A handler runs between any two steps of this thread, which may hold a lock that the rest

@@ -109,7 +109,8 @@ def serve_with_workers(
             on_listen(url)
         # Workers answer probes while the store recovers.
         store = open_store()
-        stack.callback(store.close)
+        seal_while = pool.may_seal if settings.seal_on_stop else None
+        stack.callback(store.close, seal_while=seal_while)
         stack.callback(StoreServer(store, path).close)
         log.info("store_opened", directory=str(settings.directory))
         pool.watch()
@@ -138,6 +139,7 @@ class _Pool:
         self._workers: list[_Worker] = []
         self._failures = 0
         self._signals = 0
+        self._drained_by_s = -float("inf")
         self._wake, self._woken = self._context.Pipe(duplex=False)
 
     def __enter__(self) -> Self:
@@ -173,6 +175,10 @@ class _Pool:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._signals += 1
         self._woken.send_bytes(b"s")
+
+    def may_seal(self) -> bool:
+        """Return whether there is time left to seal: the pool was told to end, and once only."""
+        return self._signals <= 1 and time.monotonic() < self._drained_by_s
 
     def watch(self) -> None:
         """Start workers again that died, until a signal.
@@ -214,7 +220,8 @@ class _Pool:
         for worker in self._workers:
             with suppress(OSError):
                 worker.pipe.send_bytes(DRAIN)
-        end = time.monotonic() + self._drain_s + 10.0
+        self._drained_by_s = time.monotonic() + self._drain_s
+        end = self._drained_by_s + 10.0
         running = [worker.process.sentinel for worker in self._workers]
         asked = self._signals
         while running and self._signals == asked and time.monotonic() < end:

@@ -13,9 +13,9 @@ import struct
 
 import xxhash
 
-from ragged_server.store.errors import CursorError
+from ragged_server.store.errors import CursorError, CursorExpiredError
 
-__all__ = ["decode_cursor", "encode_cursor"]
+__all__ = ["decode_cursor", "encode_cursor", "position_of"]
 
 _VERSION = 1
 _body = struct.Struct(">B8sQ")
@@ -73,3 +73,38 @@ def _malformed(cursor: object) -> CursorError:
         "the cursor is malformed", expected="a cursor that this server gave",
         got=repr(cursor)[:80], remedy="take it from header Ragged-Cursor as it is",
     )  # fmt: skip
+
+
+def position_of(after: str | None, log_id: bytes, first: int, end: int) -> int:
+    """Return the sequence at which reading goes on after a cursor.
+
+    Parameters
+    ----------
+    after : str, optional
+        None begins with the oldest record.
+    log_id : bytes
+    first, end : int
+        Sequences of the oldest record and after the newest one.
+
+    Raises
+    ------
+    CursorError
+        The cursor is malformed, of another log, or beyond the end.
+    CursorExpiredError
+        Records after it were removed.
+    """
+    if after is None:
+        return first
+    position = decode_cursor(after, log_id)
+    if position > end:
+        raise CursorError(
+            "the cursor is beyond the end of the log", expected=f"<= {end}", got=position,
+            remedy="the log lost records, or was replaced: begin without a cursor",
+        )  # fmt: skip
+    if position < first:
+        raise CursorExpiredError(
+            "what the cursor points at was removed", expected=f">= sequence {first}",
+            got=position, oldest=encode_cursor(log_id, first),
+            remedy="read on from the oldest cursor, or without one",
+        )  # fmt: skip
+    return position

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from ragged_server.store.shards import SealedShard, ShardFacts
 
 __all__ = [
     "LINEAGE_KEY",
+    "SealingCutError",
     "adopt",
     "claim",
     "current_manifest",
@@ -53,6 +54,10 @@ __all__ = [
 ]
 
 LINEAGE_KEY = "log"
+
+
+class SealingCutError(Exception):
+    """Sealing was to end before it was done; nothing of it is listed."""
 
 
 def current_manifest(directory: Path) -> Manifest | None:
@@ -91,11 +96,28 @@ def sealed_shards(directory: Path, manifest: Manifest) -> tuple[SealedShard, ...
 
 
 def seal_segment(
-    directory: Path, segment: Segment, log_id: str, *, batch_rows: int, batch_bytes: int
+    directory: Path,
+    segment: Segment,
+    log_id: str,
+    *,
+    batch_rows: int,
+    batch_bytes: int,
+    seal_while: Callable[[], bool] | None = None,
 ) -> SealedShard:
     """Write the records of a closed segment as one shard and commit it to the manifest.
 
     Guarantees: each batch was compared with its digest; on an exception nothing is listed.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the dataset.
+    segment : Segment
+    log_id : str
+    batch_rows, batch_bytes : int
+        Sizes that the shard's batches reach.
+    seal_while : callable, optional
+        Asked before each batch and before the commit; False ends it.
 
     Raises
     ------
@@ -103,6 +125,8 @@ def seal_segment(
         The segment is damaged.
     LogDamagedError
         The dataset is not that of the log any more.
+    SealingCutError
+        `seal_while` returned False.
     OSError
         The disk is full or fails.
     """
@@ -115,13 +139,14 @@ def seal_segment(
     lease = Lease(directory, token)
     try:
         with FileWriter(path, segment.known.schema) as writer:
-            for batch in resized(segment.verified(), batch_rows, batch_bytes):
+            for batch in resized(_asked(segment.verified(), seal_while), batch_rows, batch_bytes):
                 writer.write(batch)
         trailer = writer.close()
         shard = Shard(path.name, trailer.rows, path.stat().st_size, trailer.digest)
         facts = ShardFacts(
             segment.first_sequence, segment.times[0], segment.times[1], segment.policy_version
         )
+        _require_time(seal_while)
         with locked(directory):
             manifest = _with_shard(directory, segment.known, log_id, shard, facts)
             write_manifest(directory, manifest)
@@ -132,6 +157,19 @@ def seal_segment(
     finally:
         lease.release()
     return SealedShard(directory, shard, manifest, facts)
+
+
+def _asked(
+    batches: Iterator[pa.RecordBatch], seal_while: Callable[[], bool] | None
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        _require_time(seal_while)
+        yield batch
+
+
+def _require_time(seal_while: Callable[[], bool] | None) -> None:
+    if seal_while is not None and not seal_while():
+        raise SealingCutError
 
 
 def _sealed_before(directory: Path, segment: Segment) -> SealedShard | None:

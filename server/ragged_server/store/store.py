@@ -22,11 +22,9 @@ from ragged_format.errors import RaggedError
 from ragged_format.known_schemas import KnownSchema
 from ragged_server.store.admission import Group, Waiting, closed_store, future_of_answer, queue_full
 from ragged_server.store.counters import Counters
-from ragged_server.store.cursors import decode_cursor, encode_cursor
+from ragged_server.store.cursors import encode_cursor, position_of
 from ragged_server.store.errors import (
     ClosedStoreError,
-    CursorError,
-    CursorExpiredError,
     QueueFullError,
     StorageFailedError,
     StorageFullError,
@@ -271,7 +269,7 @@ class Store:
         check_share(rank, world_size)
         parts, end = self._snapshot()
         first = parts[0].first_sequence if parts else end
-        start = self._position(after, first, end)
+        start = position_of(after, self.log_id, first, end)
         return read_page(
             parts, start, end, self.log_id, max_bytes=max_bytes, rank=rank, world_size=world_size,
             min_policy_version=min_policy_version,
@@ -283,7 +281,7 @@ class Store:
         with self._committed:
             while True:
                 first, end = self._log.first_sequence, self._log.end_sequence
-                if self._position(after, first, end) < end:
+                if position_of(after, self.log_id, first, end) < end:
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0 or self._state != "open":
@@ -347,8 +345,15 @@ class Store:
             upkeep_failure=self._upkeep.failure,
         )
 
-    def close(self) -> None:
-        """Commit what waits, stop the threads and let go of the directory; once."""
+    def close(self, *, seal_while: Callable[[], bool] | None = None) -> None:
+        """Commit what waits, stop the threads and let go of the directory; once.
+
+        Parameters
+        ----------
+        seal_while : callable, optional
+            Seal what is in the log as well, while this returns True. By default, or where that
+            fails, records that are not sealed stay in the log.
+        """
         with self._changed:
             if self._state != "open":
                 self._state = "closed"
@@ -358,6 +363,8 @@ class Store:
         self._writer.join()
         self._upkeep.stop()
         self._log.close_segment()
+        if seal_while is not None:
+            self._upkeep.seal_rest(seal_while)
         self._state = "closed"
         with self._committed:
             self._committed.notify_all()
@@ -377,23 +384,6 @@ class Store:
         # The end first: what it counts is in the parts that are taken after it.
         end = self._log.end_sequence
         return self._log.parts, end
-
-    def _position(self, after: str | None, first: int, end: int) -> int:
-        if after is None:
-            return first
-        position = decode_cursor(after, self.log_id)
-        if position > end:
-            raise CursorError(
-                "the cursor is beyond the end of the log", expected=f"<= {end}", got=position,
-                remedy="the log lost records, or was replaced: begin without a cursor",
-            )  # fmt: skip
-        if position < first:
-            raise CursorExpiredError(
-                "what the cursor points at was removed", expected=f">= sequence {first}",
-                got=position, oldest=encode_cursor(self.log_id, first),
-                remedy="read on from the oldest cursor, or without one",
-            )  # fmt: skip
-        return position
 
     def _cursor(self, sequence: int) -> str:
         return encode_cursor(self.log_id, sequence)

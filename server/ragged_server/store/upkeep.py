@@ -18,7 +18,7 @@ from ragged_server.store.ledger import Ledger, save
 from ragged_server.store.log import Log
 from ragged_server.store.records import StoreSettings
 from ragged_server.store.retention import expired
-from ragged_server.store.seal import remove_left_over, seal_segment, unlist
+from ragged_server.store.seal import SealingCutError, remove_left_over, seal_segment, unlist
 from ragged_server.store.segments import Segment
 
 __all__ = ["Upkeep"]
@@ -97,6 +97,34 @@ class Upkeep:
             if thread.is_alive():
                 thread.join()
 
+    def seal_rest(self, seal_while: Callable[[], bool]) -> None:
+        """Seal what is in the log; for after :meth:`stop`, when no segment is appended to.
+
+        Records whose sealing fails, or whose time is up, stay in the log: the next start has them.
+
+        Parameters
+        ----------
+        seal_while : callable
+            Asked before each batch.
+        """
+        segments = [segment for segment in self._log.segments if segment.rows]
+        try:
+            for segment in segments:
+                self._seal(segment, seal_while)
+            self._settle()  # also what an earlier failure left
+            # Nothing reads them any more; shards keep their time of grace.
+            for _, path in self._graves:
+                if path.parent == self._log.folder:
+                    self._layer.remove(path)
+        except Exception as err:  # noqa: BLE001 - the server stops all the same
+            self.failure = str(err) if isinstance(err, RaggedError) else repr(err)
+            left = sum(segment.rows for segment in self._log.segments)
+            is_cut = isinstance(err, SealingCutError)
+            _log.warning(
+                "not_sealed_at_stop", exc_info=None if is_cut else err,
+                extra={"records": left, "reason": "no time left" if is_cut else self.failure},
+            )  # fmt: skip
+
     def apply(self, commit: Commit) -> None:
         """Take a commit into the ledger."""
         with self._ledger_lock:
@@ -154,13 +182,13 @@ class Upkeep:
             if segment.closed and segment.rows:
                 self._seal(segment)
 
-    def _seal(self, segment: Segment) -> None:
+    def _seal(self, segment: Segment, seal_while: Callable[[], bool] | None = None) -> None:
         for table in self._index.tables:
             if table.first_sequence == segment.first_sequence:
                 self._index.flush(table)
         shard = seal_segment(
             self._directory, segment, self._log_id, batch_rows=self._settings.batch_rows,
-            batch_bytes=self._settings.batch_bytes,
+            batch_bytes=self._settings.batch_bytes, seal_while=seal_while,
         )  # fmt: skip
         self._log.seal(segment, [shard])
         _log.info("segment_sealed", extra={"records": segment.rows, "shard": shard.name})
