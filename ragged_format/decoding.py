@@ -40,7 +40,6 @@ __all__ = [
     "check_trailer",
     "conform",
     "decode",
-    "decode_content",
     "iter_batches",
     "with_schema",
 ]
@@ -163,25 +162,6 @@ def decode(
     verify: bool,
     validate: Validation,
     max_bytes: int = MAX_MESSAGE_BYTES,
-) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-    """Return the batch of one message and its custom metadata besides the digest, and count it.
-
-    See :func:`decode_content`.
-    """
-    content = decode_content(
-        message, known, tally, verify=verify, validate=validate, max_bytes=max_bytes
-    )
-    return content.batch, content.metadata
-
-
-def decode_content(
-    message: Message,
-    known: KnownSchema,
-    tally: Tally,
-    *,
-    verify: bool,
-    validate: Validation,
-    max_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Content:
     """Return what one message holds, and count it.
 
@@ -196,24 +176,24 @@ def decode_content(
     batch = decode_batch(message.buffer, known.schema, layout, max_bytes=max_bytes)
     metadata = message.header.metadata
     stated = metadata.pop(DIGEST_KEY, None)
-    content = _content_digest(batch, known, layout) if verify else b""
+    found = _content_digest(batch, known, layout) if verify else b""
     if verify and stated is None:
         raise ChecksumError(
             "a batch has no digest: its writer is not of this format", expected="a digest",
             got="none", remedy="import data of other writers",
         )  # fmt: skip
-    if verify and stated is not None and content.hex().encode() != stated:
+    if verify and stated is not None and found.hex().encode() != stated:
         raise ChecksumError(
             "a batch does not match its digest",
             expected=stated.decode(errors="replace"),
-            got=content.hex() or "arrays too broken to digest",
+            got=found.hex() or "arrays too broken to digest",
             remedy="fetch it again, or restore it from a copy",
         )  # fmt: skip
     check_arrays(batch)
     if validate != "off":
         validate_batch(batch, known.ragged, validate, NOWHERE)
-    tally.add(content, batch.num_rows, metadata)
-    return Content(batch, metadata, content, layout)
+    tally.add(found, batch.num_rows, metadata)
+    return Content(batch, metadata, found, layout)
 
 
 def _content_digest(batch: pa.RecordBatch, known: KnownSchema, layout: Layout) -> bytes:

@@ -25,6 +25,7 @@ from ragged_format.byte_source import BufferSource, Message, describe, next_body
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
+    Content,
     Projection,
     Validation,
     check_trailer,
@@ -191,7 +192,7 @@ class FileReader(ShardFile):
         }  # fmt: skip
         self._verify = verify
         self._validate: Validation = validate
-        self._kept: dict[int, tuple[pa.RecordBatch, dict[bytes, bytes]]] = {}
+        self._kept: dict[int, Content] = {}
         try:
             self._open()
             self._projection = Projection(self._known.ragged, self._known.schema, columns)
@@ -215,11 +216,11 @@ class FileReader(ShardFile):
             There is no such batch (``RF-L002``).
         ChecksumError, CorruptError, InvariantError
         """
-        return self._projection.apply(self._load(index)[0])
+        return self._projection.apply(self._load(index).batch)
 
     def metadata(self, index: int) -> dict[bytes, bytes]:
         """Return the custom metadata that the writer gave to a batch."""
-        return dict(self._load(index)[1])
+        return dict(self._load(index).metadata)
 
     def batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return an iterator over all batches, with these columns only if some are named.
@@ -234,13 +235,13 @@ class FileReader(ShardFile):
         """Return an iterator over all batches with all columns, nothing kept."""
         tally = Tally()
         for index in range(self.num_batches):
-            yield self._decode(index, tally, verify=verify)[0]
+            yield self._decode(index, tally, verify=verify).batch
         try:
             check_trailer(self.trailer, self._known, tally, verify=verify)
         except RaggedError as err:
             raise err.at(Where(file=str(self.path))) from err.__cause__
 
-    def _load(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    def _load(self, index: int) -> Content:
         self._check_index(index)
         loaded = self._kept.get(index)
         if loaded is None:
@@ -250,22 +251,19 @@ class FileReader(ShardFile):
             self._kept[index] = loaded
         return loaded
 
-    def _decode(
-        self, index: int, tally: Tally, *, verify: bool
-    ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    def _decode(self, index: int, tally: Tally, *, verify: bool) -> Content:
         try:
-            message = self._message(index)
-            batch, metadata = decode(
-                message, self._known, tally, verify=verify, validate=self._validate
+            content = decode(
+                self._message(index), self._known, tally, verify=verify, validate=self._validate
             )
-            if batch.num_rows != self.rows_per_batch[index]:
+            if content.batch.num_rows != self.rows_per_batch[index]:
                 raise ChecksumError(
                     "a batch has not the records that the trailer states",
-                    expected=self.rows_per_batch[index], got=batch.num_rows,
+                    expected=self.rows_per_batch[index], got=content.batch.num_rows,
                 )  # fmt: skip
         except RaggedError as err:
             raise err.at(Where(file=str(self.path), batch=index)) from err.__cause__
-        return batch, metadata
+        return content
 
     def _message(self, index: int) -> Message:
         offset, size = self._blocks[index]

@@ -35,7 +35,7 @@ from ragged_format.decoding import (
     Projection,
     Validation,
     check_trailer,
-    decode_content,
+    decode,
     with_schema,
 )
 from ragged_format.encoding import Encoder, trailer_head
@@ -390,7 +390,7 @@ class StreamReader:
                 raise CorruptError("the trailer has rows", expected=0, got=rows)
             self._finish(trailer)
             return None
-        content = self.content = decode_content(
+        content = self.content = decode(
             message, self._known, self._tally, verify=self._verify, validate=self._validate,
             max_bytes=self._max_message_bytes,
         )  # fmt: skip
