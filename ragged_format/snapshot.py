@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -152,9 +152,9 @@ class ShardReader:
     def rows(
         self, index: int, rows: Int64, projection: Projection, *, copy: bool = False
     ) -> pa.RecordBatch:
-        """Return some records of one batch, ascending, with these columns.
+        """Return some records of a batch that is decoded, with these columns.
 
-        Of a batch that is decoded, no others are where they are few.
+        No other records are decoded where they are few.
 
         Parameters
         ----------
@@ -163,14 +163,23 @@ class ShardReader:
             Ascending, repeats allowed; at least one.
         projection : Projection
         copy : bool
-            Return nothing that keeps a decoded batch in memory.
+            Return nothing that keeps a whole batch in memory.
         """
-        if not isinstance(self._file, CompactReader):
-            batch = projection.apply(self.batch(index))
-            return concat(list(_pieces(batch, rows, runs=True)))
+        file = cast("CompactReader", self._file)
         columns = self._columns(index, projection)
         with self._named():
-            batch = self._file.rows(index, rows, columns=columns, copy=copy)
+            batch = file.rows(index, rows, columns=columns, copy=copy)
+        return pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
+
+    def _projected(self, index: int, projection: Projection | None) -> pa.RecordBatch:
+        """Return one batch; of one that is decoded, no other columns are."""
+        if projection is None:
+            return self.batch(index)
+        if not isinstance(self._file, CompactReader):
+            return projection.apply(self.batch(index))
+        columns = self._columns(index, projection)
+        with self._named():
+            batch = self._file.batch(index, columns=columns)
         return pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
 
     def _columns(self, index: int, projection: Projection) -> tuple[str, ...] | None:
@@ -187,14 +196,7 @@ class ShardReader:
         """Return an iterator over all batches, under the dataset's schema or with some columns."""
         if not verify:
             for index in range(len(self.bounds) - 1):
-                if projection is None or not isinstance(self._file, CompactReader):
-                    batch = self.batch(index)
-                    yield batch if projection is None else projection.apply(batch)
-                    continue
-                columns = self._columns(index, projection)
-                with self._named():
-                    batch = self._file.batch(index, columns=columns)
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=projection.schema)
+                yield self._projected(index, projection)
             return
         scan = self._file.scan()
         for index in itertools.count():
@@ -330,21 +332,13 @@ class Snapshot:
         batch = int(np.searchsorted(bounds, row, side="right")) - 1
         return Place(number, batch, row - int(bounds[batch]))
 
-    def where(self, position: int, column: str) -> Where:
-        """Return the place of a record for an error."""
-        place = self.place(position)
-        return Where(str(self.reader(place.shard).path), place.batch, place.row, column)
-
-    def record(self, position: int, projection: Projection | None = None) -> pa.RecordBatch:
-        """Return one record, with these columns if some are named; a view where batches are."""
+    def record(self, position: int, projection: Projection) -> pa.RecordBatch:
+        """Return one record with these columns; a view where batches are."""
         shard, index, row = self.place(position)
         reader = self.reader(shard)
-        if not reader.decodes:
-            record = reader.batch(index).slice(row, 1)
-            return record if projection is None else projection.apply(record)
-        if projection is None:
-            projection = Projection(self.manifest.known.ragged, self.manifest.known.schema, None)
-        return reader.rows(index, np.array([row], np.int64), projection)
+        if reader.decodes:
+            return reader.rows(index, np.array([row]), projection)
+        return projection.apply(reader.batch(index).slice(row, 1))
 
     def take(self, positions: Int64, projection: Projection) -> pa.RecordBatch:
         """Return records in the order of `positions`; only their batches are touched."""
