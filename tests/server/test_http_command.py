@@ -9,6 +9,8 @@ import ssl
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 import httpx2
 import pytest
@@ -216,6 +218,11 @@ def test_https(tmp_path, certificate):
             for body in (stream(batch("a")), stream(batch("b", tokens=50_000))):
                 answer = client.post("/v1/samples", content=body, headers=headers)
                 assert answer.status_code == 201
+        # A client that sends everything first sees why it was refused.
+        asked = urllib.request.Request(f"{server.url}/v1/samples", data=bytes(7 << 20))
+        with pytest.raises(urllib.error.HTTPError, match="415") as caught:
+            urllib.request.urlopen(asked, context=context, timeout=20)
+        caught.value.close()
         with Client(server.url, verify=str(certificate[0])) as trusting:
             assert trusting.push(batch("c")).stored == 1
         # At once, not after Retries.for_s: nothing that passes by itself.

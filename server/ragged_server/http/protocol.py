@@ -1,7 +1,9 @@
 """Limits on connections that uvicorn does not have: size and time of headers, and unread bodies.
 
 uvicorn's parser keeps a header field of any size in memory until its end arrives, waits for it
-without limit, and reads and drops the rest of a body whose request was answered already.
+without limit, and reads and drops the rest of a body whose request was answered already; or it
+closes, where the answer says so, and what was not read has the kernel reset the connection, often
+before a client that sends first has seen the answer (RFC 9112 §9.6).
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from ragged_server.settings import ServerSettings
 
 __all__ = ["protocol_class"]
 
-# The rest of a body that nobody reads: a client that is still sending gets to see the answer.
+# What nobody reads is taken and dropped so long, and so much of it (of bodies, beyond the largest):
+# a client that is still sending gets to see the answer.
 _LINGER_S = 5.0
 _LINGER_BYTES = 16 << 20
+_LINGER_HEADER_BYTES = 1 << 20
 _MAX_FIELDS = 100
 
 
@@ -56,8 +60,11 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._is_reading_header = True
         self._is_refused = False
+        # Answered for the last time; what still comes is dropped.
+        self._is_ending = False
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: int | None = None
+        self._most_lingering = 0
         # How the body is framed whose request asked for another protocol, and whether the parser
         # is just being told so.
         self._upgrade_framing: bytes | None = None
@@ -65,13 +72,15 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._for_cycles = _LateClose(self, transport)
         if len(self.connections) > self.limits.max_connections:
             limit = self.limits.max_connections
             self._refuse(
                 BusyError(
                     "too many connections are open", expected=f"max_connections <= {limit}",
                     got=f"> {limit}", retry_after_s=1.0,
-                )
+                ),
+                is_sending=False,  # the limit is that of open files
             )  # fmt: skip
             return
         self._start_header_timer()
@@ -85,12 +94,14 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
         if self._lingering is not None:
             self._lingering += len(data)
-            if self._lingering > _LINGER_BYTES:
+            if self._lingering > self._most_lingering:
                 self._close()
                 return
+        if self._is_ending:
+            return
         self._overhead += len(data)
         self._feed(data)
-        if self.transport.is_closing() or self._is_refused:
+        if self.transport.is_closing() or self._is_refused or self._is_ending:
             return
         if self._is_reading_header and self._timer is None:
             self._start_header_timer()  # most headers come whole, and need none
@@ -187,6 +198,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             )  # fmt: skip
         if error is None:
             super().on_headers_complete()
+            self.cycle.transport = self._for_cycles  # type: ignore[assignment]
             # Of this request: others may begin before its route asks for the body.
             take_body = partial(self._take_body, self.cycle)
             self.scope[TAKE_BODY] = take_body  # type: ignore[literal-required]
@@ -194,6 +206,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         app, self.app = self.app, _Refusal(error)
         try:
             super().on_headers_complete()
+            self.cycle.transport = self._for_cycles  # type: ignore[assignment]
         finally:
             self.app = app
 
@@ -212,18 +225,55 @@ class _LimitedProtocol(HttpToolsProtocol):
             return  # the body follows
         super().on_message_complete()
         self._overhead = 0
-        if self._lingering is not None:
+        if self._lingering is not None and not self._is_ending:
             self._lingering = None
             self._stop_timer()
 
     def on_response_complete(self) -> None:
+        if self._is_ending:
+            self.server_state.total_requests += 1
+            return
         super().on_response_complete()
         is_last = self.cycle.response_complete  # no other request has begun
         if self.transport.is_closing() or not is_last or self._body_is_read():
             return
         # uvicorn would take the rest of this body without end.
+        self._linger()
+
+    def close_after_answer(self) -> None:
+        """Close when an answer says so, in a way that the client sees it."""
+        has_rest = self.cycle.response_complete and self.cycle.more_body
+        # A body that goes to its memory directly is cut: that memory is not reserved any more.
+        if has_rest and self.transport.get_protocol() is self:
+            self._end()
+        else:
+            self.transport.close()
+
+    def _end(self) -> None:
+        """Send no more; take and drop what comes until the client closes, for a while."""
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self.transport.close()  # answers to earlier requests are under way
+            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # As if the client had gone: nobody waits for the rest, or answers a second time.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._is_ending = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger()
+        self.flow.resume_reading()
+
+    def _linger(self) -> None:
         self._unset_keepalive_if_required()
         self._lingering = 0
+        is_body = not self._is_reading_header
+        self._most_lingering = (
+            self.limits.max_request_bytes + _LINGER_BYTES if is_body else _LINGER_HEADER_BYTES
+        )
         self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self._close)
 
@@ -245,7 +295,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             SlowRequestError(
                 "the header did not arrive in time", expected=f"header_timeout_s <= {limit:g}",
                 got="a part of it", limits={"header_timeout_s": limit},
-            )
+            ),
+            is_sending=False,
         )  # fmt: skip
 
     def _header_too_large(self, got: str) -> RaggedError:
@@ -257,7 +308,6 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _abort_body(self) -> None:
         """End a request whose body is framed by more than it holds."""
-        self._is_refused = True
         if not self.cycle.response_started:
             error = BadRequestError(
                 "the chunks of the body have too much around them",
@@ -265,7 +315,7 @@ class _LimitedProtocol(HttpToolsProtocol):
                 got="more",
             )  # fmt: skip
             self._write(error)
-        self.transport.close()
+        self._end()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP."""
@@ -273,9 +323,16 @@ class _LimitedProtocol(HttpToolsProtocol):
             BadRequestError("the request is not HTTP/1.1", expected="an HTTP/1.1 request", got=msg)
         )
 
-    def _refuse(self, error: RaggedError) -> None:
-        """Answer before there is a request, and close."""
-        self._is_refused = True
+    def _refuse(self, error: RaggedError, *, is_sending: bool = True) -> None:
+        """Answer before there is a request, and close.
+
+        Parameters
+        ----------
+        error : RaggedError
+        is_sending : bool
+            Whether more may come of what is refused, for whose sender the connection stays a while.
+        """
+        self._is_refused = not is_sending
         self._stop_timer()
         if not self.transport.is_closing():
             cycle = self.cycle
@@ -286,7 +343,10 @@ class _LimitedProtocol(HttpToolsProtocol):
                 or (cycle.more_body and not self.pipeline and not cycle.response_started)
             ):
                 self._write(error)
-            self.transport.close()
+            if is_sending:
+                self._end()
+            else:
+                self.transport.close()
 
     def _write(self, error: RaggedError) -> None:
         status, fields, body = _answer(error, self.client)
@@ -306,6 +366,21 @@ def _framing(headers: list[tuple[bytes, bytes]]) -> bytes | None:
         if name == b"transfer-encoding" or (name == b"content-length" and int(value) > 0):
             return name + b": " + value
     return None
+
+
+class _LateClose:
+    """A transport for the answers of one connection, whose closing is the connection's decision."""
+
+    __slots__ = ("_owner", "is_closing", "write")
+
+    def __init__(self, owner: _LimitedProtocol, transport: asyncio.Transport) -> None:
+        self._owner = owner
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        """Close when the client has seen the answer."""
+        self._owner.close_after_answer()
 
 
 class _Refusal:
