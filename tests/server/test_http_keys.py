@@ -1,7 +1,7 @@
 import hashlib
 
 import pytest
-from support.http_server import batch, client, post, settings, stream
+from support.http_server import ARROW, batch, client, post, settings, stream
 
 from ragged_server.http.auth import load_keys
 from ragged_server.http.errors import SettingsError
@@ -92,13 +92,25 @@ def test_a_key_of_another_dataset_is_refused(keyed):
     assert answer.json()["code"] == "RF-H003"
 
 
-def test_keys_are_checked_before_the_body_is_read(keyed):
-    def body():
-        yield b"x"
-        raise AssertionError("the body was read")
+@pytest.mark.parametrize(("secret", "status"), [(None, 401), (READER, 403), (WRITER, 200)])
+def test_keys_are_checked_before_the_body_is_read(keyed, secret, status):
+    asked, sent = [], []
 
-    # Content that would be refused too, were it looked at.
-    assert post(keyed, b"junk", content_type="text/plain").status_code == 401
+    async def receive():
+        asked.append(True)
+        return {"type": "http.request", "body": stream(), "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    fields = {"host": "server.example", "content-type": ARROW, **(bearer(secret) if secret else {})}
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/samples", "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+    }  # fmt: skip
+    keyed.portal.call(keyed.app, scope, receive, send)
+    assert sent[0]["status"] == status
+    assert bool(asked) == (status == 200)
 
 
 def test_problems_and_logs_never_have_a_secret(keyed, capsys):
