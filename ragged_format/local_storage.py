@@ -34,7 +34,7 @@ from ragged_format.snapshot import ShardReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Lease", "LocalSession", "LocalStorage", "lives", "replaced"]
+__all__ = ["Lease", "LocalSession", "LocalStorage", "lease_name", "lives", "replaced"]
 
 
 class LocalStorage:
@@ -97,11 +97,13 @@ class LocalStorage:
                 match = _OURS.fullmatch(entry.name)
                 if match is None or entry.name in listed or entry.name == MANIFEST_NAME:
                     continue
+                if entry.is_dir() and match["job"] is None:
+                    continue  # no name of ours is one of a directory, but for those of jobs
                 token = match["shard"] or match["writer"] or match["job"]
                 with suppress(FileNotFoundError):  # its writer finished meanwhile
-                    if _changed(entry) <= oldest and not (token and lives(directory, token)):
-                        if not dry_run and not _removed(entry, oldest):
-                            continue
+                    if _changed(entry) > oldest or (token and lives(directory, token)):
+                        continue
+                    if dry_run or _remove(entry, match["job"], oldest):
                         removed.append(entry.name)
         return removed
 
@@ -160,6 +162,11 @@ def replaced(current: Manifest | None, merged: Manifest) -> Iterable[str]:
     return [s.name for s in (current.shards if current is not None else ()) if s.name not in kept]
 
 
+def lease_name(token: str) -> str:
+    """Return the name of the file, or object, that shows that a writer lives."""
+    return f"writer-{token}.lock"
+
+
 class Lease:
     """A lock file that shows that a writer lives; free when the process ends, however it ends.
 
@@ -167,12 +174,12 @@ class Lease:
     ----------
     directory : Path
     token : str
-        Of the writer; the file is ``writer-<token>.lock``.
+        Of the writer; the file is called as :func:`lease_name` says.
     """
 
     def __init__(self, directory: Path, token: str) -> None:
         self.token = token
-        self._path = directory / f"writer-{token}.lock"
+        self._path = directory / lease_name(token)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o666)
         # Also when a writer is dropped without an end, so that its files can be swept.
@@ -202,16 +209,13 @@ def _changed(entry: Path) -> float:
     return max([path.stat().st_mtime for path in [entry, *below]])
 
 
-def _removed(entry: Path, oldest: float) -> bool:
+def _remove(entry: Path, job: str | None, oldest: float) -> bool:
     """Remove a file or work directory; return False if its job was taken up just now."""
-    if not entry.is_dir():
+    if job is None or not entry.is_dir():
         entry.unlink()
         return True
-    match = _OURS.fullmatch(entry.name)
-    if match is None or match["job"] is None:
-        return False
     # A job holds its lock as long as it uses the directory; so does whoever removes it.
-    path = entry.parent / f"writer-{match['job']}.lock"
+    path = entry.parent / lease_name(job)
     is_new = not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -232,7 +236,7 @@ def _removed(entry: Path, oldest: float) -> bool:
 def lives(directory: Path, token: str) -> bool:
     """Return whether the writer of a token holds its lease."""
     try:
-        descriptor = os.open(directory / f"writer-{token}.lock", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(directory / lease_name(token), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

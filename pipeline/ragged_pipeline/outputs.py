@@ -23,6 +23,7 @@ from ragged_format.local_files import (
     scheme_of,
     sync_directory,
 )
+from ragged_format.local_storage import lease_name
 from ragged_format.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, write_manifest
 from ragged_format.storage import is_remote, open_storage
 from ragged_pipeline.tasks import record_names
@@ -116,7 +117,7 @@ class LocalOutput(Output):
         """Hold the lock file of the plan's shards, which also keeps them from being swept."""
         is_new = not self._path.exists()
         self._path.mkdir(parents=True, exist_ok=True)
-        path = self._lock_path(plan)
+        path = self._path / lease_name(plan.token)
         descriptor = _lock(path)
         try:
             yield
@@ -131,12 +132,9 @@ class LocalOutput(Output):
                 with suppress(OSError):  # not empty: something was made
                     self._path.rmdir()
 
-    def _lock_path(self, plan: Plan) -> Path:
-        return self._path / f"writer-{plan.token}.lock"
-
     def tidy(self, plan: Plan) -> None:
         """Remove what a run left that was killed after its commit, unless it lives."""
-        if self._lock_path(plan).exists() or self.work(plan).exists():
+        if (self._path / lease_name(plan.token)).exists() or self.work(plan).exists():
             with suppress(OSError), self.held(plan):
                 self.clear(plan)
 

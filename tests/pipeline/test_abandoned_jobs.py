@@ -43,14 +43,16 @@ def age(folder, seconds=3600.0):
 def test_a_work_directory_goes_when_it_is_old(source, tmp_path):
     out = tmp_path / "out"
     work, lock = abandoned(source, out)
-    (out / ".ragged-job-mine").mkdir()
+    others = [out / ".ragged-job-mine", out / f"shard-{16 * '0'}-00000.arrow"]
+    for folder in others:
+        folder.mkdir()
     assert rf.sweep(out) == rf.sweep(out, grace_s=60) == []
     age(out)
     assert rf.sweep(out, grace_s=7200) == []
     assert rf.sweep(out, grace_s=60, dry_run=True) == [work.name, lock.name]
     assert work.exists()
     assert rf.sweep(out, grace_s=60) == [work.name, lock.name]
-    assert sorted(path.name for path in out.iterdir()) == [".ragged-job-mine", "manifest.lock"]
+    assert sorted(out.iterdir()) == sorted([*others, out / "manifest.lock"])
 
 
 def test_a_task_that_finished_lately_keeps_it(source, tmp_path):

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragged_format.errors import DatasetNotFoundError, StorageError
+from ragged_format.local_storage import lease_name
 from ragged_format.storage import open_storage
 from ragged_pipeline.outputs import LocalOutput, Output
 from ragged_pipeline.stores.object_storage import ObjectStorage
-from ragged_pipeline.stores.session import commit, lease_name, require_conditions
+from ragged_pipeline.stores.session import commit, require_conditions
 
 if TYPE_CHECKING:
     from ragged_format.manifest import Manifest

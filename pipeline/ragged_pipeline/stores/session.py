@@ -16,7 +16,7 @@ from ragged_format.errors import (
     UnsupportedFeatureError,
     Where,
 )
-from ragged_format.local_storage import Lease, lives, replaced
+from ragged_format.local_storage import Lease, lease_name, lives, replaced
 from ragged_format.manifest import MANIFEST_NAME, Manifest
 from ragged_pipeline.stores.calls import Conflict, NotThere
 from ragged_pipeline.stores.objects import Objects, pause
@@ -28,7 +28,6 @@ __all__ = [
     "ObjectSession",
     "clear_dead",
     "commit",
-    "lease_name",
     "require_conditions",
     "tombstone_name",
 ]
@@ -37,11 +36,6 @@ __all__ = [
 _ROUNDS = 200
 # Answers in a row that leave open whether a put took place.
 _FAILURES = 4
-
-
-def lease_name(token: str) -> str:
-    """Return the name of the object that shows that a writer lives."""
-    return f"writer-{token}.lock"
 
 
 def tombstone_name(token: str) -> str:
@@ -242,4 +236,4 @@ def clear_dead(staging: Path) -> None:
     for directory in staging.iterdir():
         if directory.is_dir() and not lives(staging, directory.name):
             shutil.rmtree(directory, ignore_errors=True)
-            (staging / f"writer-{directory.name}.lock").unlink(missing_ok=True)
+            (staging / lease_name(directory.name)).unlink(missing_ok=True)
