@@ -1,7 +1,7 @@
 """Whether sample ids are unique over any number of records, in bounded memory.
 
-What is compared are sorted 64-bit hashes, which lie on disk beyond the first few million, range by
-range. Ids whose hashes agree are read again and compared themselves, so that the answer is exact.
+What is compared are their hashes (:mod:`ragged_format.hash_runs`). Ids whose hashes agree are read
+again and compared themselves, so that the answer is exact.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from ragged_format.compact_files import CompactReader
 from ragged_format.errors import InvariantError, Where
 from ragged_format.files import FileReader
+from ragged_format.hash_runs import HashRuns, UInt64, id_hashes, repeated, shared
 
 if TYPE_CHECKING:
     import os
@@ -30,18 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLE_ID",
-    "HashRuns",
-    "IdHashes",
     "Ids",
     "OnDuplicate",
     "PlacedIds",
     "SeenIds",
     "TakenIds",
     "file_ids",
-    "id_hashes",
     "ids_of",
     "numbered",
-    "repeated_hashes",
     "require_new",
     "require_unique",
     "shard_ids",
@@ -51,78 +46,10 @@ __all__ = [
 OnDuplicate: TypeAlias = Literal["error", "keep"]
 ON_DUPLICATE: tuple[OnDuplicate, ...] = ("error", "keep")
 
-UInt64: TypeAlias = npt.NDArray[np.uint64]
 # Ids of many batches, each with the place of its batch, or of its first record.
 PlacedIds: TypeAlias = "Iterable[tuple[Where, pa.Array]]"
 
 SAMPLE_ID = "sample_id"
-# Hashes that are held and compared at once.
-RANGE = 4 << 20
-# Repeated hashes whose ids are read again at once.
-SUSPECTS = 1 << 16
-
-
-def id_hashes(ids: pa.Array) -> UInt64:
-    """Return xxh3-64 of every text of an array, (n,) uint64."""
-    hash_ = xxhash.xxh3_64_intdigest
-    texts = ids.to_pylist()
-    return np.fromiter((hash_(text.encode()) for text in texts), np.uint64, len(texts))
-
-
-class IdHashes:
-    """The hashes of the ids of one task."""
-
-    def __init__(self) -> None:
-        self._parts: list[UInt64] = []
-
-    def add(self, ids: pa.Array) -> None:
-        """Add the ids of a batch."""
-        self._parts.append(id_hashes(ids))
-
-    def save(self, path: Path) -> None:
-        """Write all of them, sorted."""
-        parts = [np.zeros(0, np.uint64), *self._parts]
-        np.save(path, np.sort(np.concatenate(parts)))
-
-
-class HashRuns:
-    """The hashes of any number of ids: sorted runs, those that are full in files without a name.
-
-    Parameters
-    ----------
-    folder : path, optional
-        Where the files lie. Default: where the system keeps temporary files.
-    size : int, optional
-        Hashes of a run, about; 8 bytes each are held in memory.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str] | None = None, *, size: int = 0) -> None:
-        self._folder = folder
-        self._size = size or RANGE
-        self._runs: list[UInt64] = []
-        self._pending: list[UInt64] = []
-        self._held = 0
-
-    def add(self, ids: pa.Array) -> None:
-        """Add the ids of a batch."""
-        self._pending.append(id_hashes(ids))
-        self._held += len(ids)
-        if self._held >= self._size:
-            self._spill()
-
-    def parts(self) -> list[UInt64]:
-        """Return all hashes, (n,) uint64 each, sorted; of runs on disk as maps of their files."""
-        rest = np.sort(np.concatenate([np.zeros(0, np.uint64), *self._pending]))
-        return [*self._runs, rest]
-
-    def _spill(self) -> None:
-        run = self.parts()[-1]
-        # Without a name nothing is left over, however this process ends.
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            file.write(run.data)
-            file.flush()
-            self._runs.append(np.memmap(file, np.uint64, mode="r", shape=run.shape))
-        self._pending, self._held = [], 0
 
 
 @dataclass(frozen=True)
@@ -236,61 +163,6 @@ def numbered(batches: PlacedIds, file: str) -> Iterator[tuple[Where, pa.Array]]:
         row += len(ids)
 
 
-def repeated_hashes(parts: Sequence[UInt64], *, size: int = RANGE) -> UInt64:
-    """Return the hashes that occur more than once in sorted arrays, sorted.
-
-    Parameters
-    ----------
-    parts : sequence of (n,) uint64
-        Each sorted; mapped files are read once.
-    size : int
-        Hashes held at once, about.
-
-    Examples
-    --------
-    >>> a, b = np.array([1, 5, 9], np.uint64), np.array([2, 5], np.uint64)
-    >>> repeated_hashes([a, b])
-    array([5], dtype=uint64)
-    """
-    return np.concatenate([np.zeros(0, np.uint64), *_repeated(parts, size)])
-
-
-def _repeated(parts: Sequence[UInt64], size: int) -> Iterator[UInt64]:
-    """Yield what each range of hashes has more than once, where it has anything."""
-    for (held,) in _ranges([parts], size):
-        held.sort()
-        yield from _few(np.unique(held[1:][held[1:] == held[:-1]]))
-
-
-def _shared(old: Sequence[UInt64], new: Sequence[UInt64], size: int) -> Iterator[UInt64]:
-    """Yield what each range of hashes has in both, where it has anything."""
-    for first, second in _ranges([old, new], size):
-        yield from _few(np.intersect1d(first, second))
-
-
-def _few(found: UInt64) -> Iterator[UInt64]:
-    return (found[start : start + SUSPECTS] for start in range(0, len(found), SUSPECTS))
-
-
-def _ranges(groups: Sequence[Sequence[UInt64]], size: int) -> Iterator[list[UInt64]]:
-    """Yield the hashes of each group, range by range."""
-    total = sum(len(part) for parts in groups for part in parts)
-    ranges = max(1, -(-total // size))
-    bounds = [(1 << 64) * n // ranges for n in range(ranges)]
-    cuts = [
-        [[*(int(np.searchsorted(part, np.uint64(b))) for b in bounds), len(part)] for part in parts]
-        for parts in groups
-    ]
-    for n in range(ranges):
-        yield [
-            np.concatenate(
-                [np.zeros(0, np.uint64)]
-                + [part[cut[n] : cut[n + 1]] for part, cut in zip(parts, cut_of, strict=True)]
-            )
-            for parts, cut_of in zip(groups, cuts, strict=True)
-        ]
-
-
 def require_unique(ids: Ids, *, remedy: str = "give every record its own id") -> None:
     """Raise if two records have one id.
 
@@ -306,9 +178,9 @@ def require_unique(ids: Ids, *, remedy: str = "give every record its own id") ->
     InvariantError
         With both places (``RF-I006``).
     """
-    for repeated in _repeated(ids.hashes, RANGE):
+    for suspects in repeated(ids.hashes):
         seen: dict[str, Where] = {}
-        for place, sample_id in _suspects(repeated, ids.read()):
+        for place, sample_id in _suspects(suspects, ids.read()):
             first = seen.setdefault(sample_id, place)
             if first is not place:
                 raise _twice(place, sample_id, first, remedy)
@@ -322,16 +194,16 @@ def require_new(old: Ids, new: Ids, *, remedy: str = "give every record its own 
     InvariantError
         With both places (``RF-I006``).
     """
-    for shared in _shared(old.hashes, new.hashes, RANGE):
-        there = {sample_id: place for place, sample_id in _suspects(shared, old.read())}
-        for place, sample_id in _suspects(shared, new.read()):
+    for suspects in shared(old.hashes, new.hashes):
+        there = {sample_id: place for place, sample_id in _suspects(suspects, old.read())}
+        for place, sample_id in _suspects(suspects, new.read()):
             if sample_id in there:
                 raise _twice(place, sample_id, there[sample_id], remedy)
 
 
-def _suspects(repeated: UInt64, batches: PlacedIds) -> Iterator[tuple[Where, str]]:
+def _suspects(hashes: UInt64, batches: PlacedIds) -> Iterator[tuple[Where, str]]:
     for where, ids in batches:
-        rows = np.flatnonzero(np.isin(id_hashes(ids), repeated))
+        rows = np.flatnonzero(np.isin(id_hashes(ids), hashes))
         for row in rows.tolist():
             place = Where(row=(where.row or 0) + row, column=SAMPLE_ID)
             yield place.inside(where), str(ids[row].as_py())

@@ -36,6 +36,7 @@ from ragged_format.errors import (
 )
 from ragged_format.files import FileWriter
 from ragged_format.forked import disown_in_children
+from ragged_format.hash_runs import HashRuns
 from ragged_format.known_schemas import known_schema
 from ragged_format.manifest import ENCODINGS, MANIFEST_NAME, SHARD_SUFFIX, Manifest, Shard
 from ragged_format.messages import decode_message, encode_message
@@ -45,7 +46,6 @@ from ragged_format.storage import PlaceLike, Session, open_storage
 from ragged_format.unique_ids import (
     ON_DUPLICATE,
     SAMPLE_ID,
-    HashRuns,
     Ids,
     OnDuplicate,
     TakenIds,

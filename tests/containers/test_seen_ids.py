@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ragged_format as rf
-from ragged_format import unique_ids
-from ragged_format.unique_ids import HashRuns, SeenIds, id_hashes
+from ragged_format import hash_runs
+from ragged_format.hash_runs import HashRuns, id_hashes
+from ragged_format.unique_ids import SeenIds
 
 BATCHES = st.lists(st.lists(st.text("ab", min_size=1, max_size=3), max_size=6), max_size=6)
 
@@ -20,8 +21,8 @@ def placed(batches):
 def outcome(batches, *, again, size):
     """The error of comparing all ids, or None."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unique_ids, "RANGE", size)
-        patch.setattr(unique_ids, "SUSPECTS", size)
+        patch.setattr(hash_runs, "RANGE", size)
+        patch.setattr(hash_runs, "SUSPECTS", size)
         seen = SeenIds((lambda: placed(batches)) if again else None)
         for where, ids in placed(batches):
             seen.add(ids, where)

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import ragged_format as rf
-import ragged_format.unique_ids as unique_ids
+import ragged_format.hash_runs as hash_runs
 from ragged_format.packing import pack_row
 
 SCHEMA = rf.sample_schema(vocab_size=10, columns=[])
@@ -23,7 +23,7 @@ def write(folder, *batches, **options):
 
 @pytest.fixture(autouse=True, params=[4, 4 << 20], ids=["runs on disk", "in memory"])
 def _small_runs(monkeypatch, request):
-    monkeypatch.setattr(unique_ids, "RANGE", request.param)
+    monkeypatch.setattr(hash_runs, "RANGE", request.param)
 
 
 def names(folder):

@@ -17,9 +17,9 @@ from support.vllm_rollouts import VOCAB_SIZE, recorded
 
 import ragged_format as rf
 import ragged_pipeline as rp
+from ragged_format import hash_runs
 from ragged_format.adapters import vllm
 from ragged_format.testing import assert_ragged_equal
-from ragged_format.unique_ids import repeated_hashes
 from ragged_pipeline.foreign import ForeignFile, ForeignInputs
 from ragged_pipeline.jobs.convert import Convert
 
@@ -199,13 +199,12 @@ def test_repeated_hashes_are_those_that_occur_twice(parts, size, wide):
     arrays = [np.sort(np.array([x * factor for x in part], np.uint64)) for part in parts]
     everything = [x * factor for part in parts for x in part]
     expected = sorted({x for x in everything if everything.count(x) > 1})
-    assert repeated_hashes(arrays, size=size).tolist() == expected
+    found = hash_runs.repeated(arrays, size=size)
+    assert [h for part in found for h in part.tolist()] == expected
 
 
 def test_ids_whose_hashes_agree_are_compared_themselves(tmp_path, monkeypatch):
-    import ragged_format.unique_ids as ids
-
-    monkeypatch.setattr(ids, "id_hashes", lambda values: np.zeros(len(values), np.uint64))
+    monkeypatch.setattr(hash_runs, "_hash", lambda _: 0)
     (tmp_path / "a.jsonl").write_bytes(lines([record(n) for n in range(6)]))
     assert convert(tmp_path / "a.jsonl", tmp_path / "out", task_bytes=800)[0].rows == 12
 

@@ -8,7 +8,7 @@ from support.jobs import bytes_of
 from typer.testing import CliRunner
 
 import ragged_format as rf
-import ragged_format.unique_ids as unique_ids
+import ragged_format.hash_runs as hash_runs
 import ragged_pipeline as rp
 from ragged_format.cli import app
 from ragged_format.packing import pack_row
@@ -40,8 +40,8 @@ def halves(batch, tmp_path):
 @pytest.fixture(autouse=True)
 def _small_runs(monkeypatch):
     """Several runs on disk and several ranges, however few the ids are."""
-    monkeypatch.setattr(unique_ids, "RANGE", 16)
-    monkeypatch.setattr(unique_ids, "SUSPECTS", 3)
+    monkeypatch.setattr(hash_runs, "RANGE", 16)
+    monkeypatch.setattr(hash_runs, "SUSPECTS", 3)
 
 
 JOBS = {

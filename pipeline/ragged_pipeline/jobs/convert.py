@@ -21,12 +21,12 @@ import numpy as np
 from ragged_format.adapters import registry
 from ragged_format.adapters.conversion import Conversion, WiderSchemaError, joined_schema
 from ragged_format.arguments import check_size
-from ragged_format.errors import Where
 from ragged_format.files import FileReader
+from ragged_format.hash_runs import UInt64, id_hashes
 from ragged_format.known_schemas import known_schema, read_schema_message
 from ragged_format.local_files import create
 from ragged_format.record_files import STDIN
-from ragged_format.unique_ids import IdHashes, Ids, require_unique
+from ragged_format.unique_ids import SAMPLE_ID, Ids, file_ids, require_unique
 from ragged_pipeline.batching import rebatched
 from ragged_pipeline.foreign import ForeignInputs, find_foreign, no_records
 from ragged_pipeline.job import Context, Job, Made, write_shard
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ragged_format.decoding import Validation
+    from ragged_format.errors import Where
 
 __all__ = ["Convert", "schema_text"]
 
@@ -148,11 +149,11 @@ class Convert(Job):
         )  # fmt: skip
 
     def _write_first(self, conversion: Conversion, context: Context) -> dict[str, Any]:
-        ids = IdHashes()
+        hashes: list[UInt64] = [np.zeros(0, np.uint64)]
 
         def watched(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                ids.add(batch.column("sample_id"))
+                hashes.append(id_hashes(batch.column(SAMPLE_ID)))
                 yield batch
 
         batches = conversion.batches(context.advance)
@@ -161,7 +162,7 @@ class Convert(Job):
             return {"windows": 0, "rows": 0, "schema": None, "report": {}}
         records = rebatched(watched(chain([first], batches)))
         made = write_shard(context.spill / SHARD, first.schema, records, validate=self.validation)
-        ids.save(context.spill / IDS)
+        np.save(context.spill / IDS, np.sort(np.concatenate(hashes)))
         return {
             "windows": 1, "rows": made.rows, "schema": schema_text(first.schema),
             "report": conversion.report.to_dict(),
@@ -220,8 +221,7 @@ class Convert(Job):
             path = context.spilled(0, task.index) / SHARD
             if path.exists():
                 file = context.inputs.files[task.payload["ranges"][0][0]].shown
-                for batch in FileReader(path, columns=["sample_id"], verify=False).batches():
-                    yield Where(file=f"samples of {file}"), batch.column("sample_id")
+                yield from file_ids(path, compact=False, name=f"samples of {file}")
 
     def finish(self, plan: Plan, figures: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """Return the number of samples and the report of the adapter, over all tasks."""
