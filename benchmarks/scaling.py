@@ -21,8 +21,7 @@ import numpy as np
 import ragged_format as rf
 from ragged_format.manifest import Manifest, Shard, read_manifest, write_manifest
 from ragged_format.testing import rollouts
-from ragged_pipeline.inputs import TASK_BYTES
-from ragged_pipeline.jobs.convert import TASK_BYTES as CONVERT_BYTES
+from ragged_pipeline.defaults import CONVERT_BYTES, TASK_BYTES
 
 __all__ = ["costs", "manifest_cost"]
 

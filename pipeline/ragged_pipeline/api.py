@@ -11,7 +11,7 @@ from ragged_format.arguments import names_of, parse_bytes
 from ragged_format.errors import JobError
 from ragged_format.local_files import path_text, scheme_of
 from ragged_pipeline.batching import BATCH_ROWS
-from ragged_pipeline.inputs import TASK_BYTES
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.jobs.advantages import Advantages, Baseline, NullReward, Scale, Single
 from ragged_pipeline.jobs.dedupe import Dedupe, Respect
 from ragged_pipeline.jobs.filter import Filter

@@ -17,9 +17,10 @@ from ragged_format.errors import ConversionError, DatasetNotFoundError, JobError
 from ragged_format.local_files import local_path, scheme_of
 from ragged_format.record_files import STDIN
 from ragged_format.storage import is_remote
+from ragged_pipeline.defaults import CONVERT_BYTES, MEMORY
 from ragged_pipeline.foreign import find_foreign, first_record, spooled
-from ragged_pipeline.jobs.convert import TASK_BYTES, Convert, schema_text
-from ragged_pipeline.runner import DEFAULT_MEMORY, Mode, Result, jobs_of, places_of, run
+from ragged_pipeline.jobs.convert import Convert, schema_text
+from ragged_pipeline.runner import Mode, Result, jobs_of, places_of, run
 
 if TYPE_CHECKING:
     from ragged_format.unique_ids import OnDuplicate
@@ -35,9 +36,9 @@ def convert(
     adapter: str | None = None,
     options: Mapping[str, Any] | None = None,
     mode: Mode = "error",
-    task_bytes: int = TASK_BYTES,
+    task_bytes: int = CONVERT_BYTES,
     workers: int | None = None,
-    memory: int | str = DEFAULT_MEMORY,
+    memory: int | str = MEMORY,
     engine: str = "local",
     force: bool = False,
     on_duplicate: OnDuplicate = "error",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from ragged_format.lists import offsets_of
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.rows import write_stage
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
+
+    from ragged_pipeline.inputs import RecordInputs
 
 __all__ = ["Exchange", "Keys", "hashed"]
 

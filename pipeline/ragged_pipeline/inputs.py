@@ -23,6 +23,7 @@ from ragged_format.lists import Int64, offsets_of
 from ragged_format.manifest import Manifest
 from ragged_format.sources import open_source
 from ragged_format.unique_ids import file_ids, shard_ids
+from ragged_pipeline.defaults import TASK_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ragged_pipeline.plan import Plan
 
 __all__ = [
-    "TASK_BYTES",
     "Input",
     "Inputs",
     "Piece",
@@ -40,8 +40,6 @@ __all__ = [
     "require_planned",
 ]
 
-# Bytes of input, uncompressed, that one task reads; each task makes one shard.
-TASK_BYTES = 256 << 20
 # How many times larger compact shards are when they are decoded, about.
 EXPANSION = 6
 

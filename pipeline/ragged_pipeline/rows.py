@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ragged_format.ragged import concat
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.plan import Plan, Stage, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ragged_pipeline.inputs import RecordInputs
 
 __all__ = ["Mask", "RowJob", "kept_rows", "write_stage"]
 

@@ -18,6 +18,7 @@ from ragged_format.known_schemas import known_schema
 from ragged_format.local_files import create, path_text
 from ragged_format.manifest import Manifest, Shard
 from ragged_format.unique_ids import ON_DUPLICATE, OnDuplicate, TakenIds
+from ragged_pipeline.defaults import MEMORY
 from ragged_pipeline.duplicates import require_unique_inputs, taken_ids
 from ragged_pipeline.job import Made
 from ragged_pipeline.outputs import Output, open_output
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from ragged_pipeline.plan import Plan
 
 __all__ = [
-    "DEFAULT_MEMORY",
     "Engine",
     "Mode",
     "Result",
@@ -50,7 +50,6 @@ __all__ = [
 
 Mode = Literal["error", "append", "overwrite"]
 MODES: tuple[Mode, ...] = ("error", "append", "overwrite")
-DEFAULT_MEMORY = "2GiB"
 
 # Does the tasks of one stage: called with job, plan, stage and indices, and with work directory,
 # opened inputs, workers, memory of a task and progress as keywords; yields index and record.
@@ -125,7 +124,7 @@ def run(
     mode: Mode = "error",
     engine: str = "local",
     workers: int | None = None,
-    memory: int | str = DEFAULT_MEMORY,
+    memory: int | str = MEMORY,
     force: bool = False,
     on_duplicate: OnDuplicate = "error",
     progress: Report | None = None,

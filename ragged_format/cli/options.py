@@ -17,7 +17,7 @@ def duration(text: str | float) -> float:
     try:
         return parse_seconds(text)
     except LimitExceededError as err:
-        raise typer.BadParameter(f"{text!r}: {err.what}: {err.expected}") from err
+        raise _wrong(text, "a duration is a number of seconds, or has a unit: 90, 15m, 7d") from err
 
 
 def size(text: str | int) -> int:
@@ -25,9 +25,11 @@ def size(text: str | int) -> int:
     try:
         return parse_bytes(text)
     except LimitExceededError as err:
-        raise typer.BadParameter(
-            f"{text!r}: a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
-        ) from err
+        raise _wrong(text, "a size is a number of bytes, or has a unit: 64MiB, 1.5GB") from err
+
+
+def _wrong(text: object, what: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{text!r}: {what}")
 
 
 def size_option(name: str, text: str, default: int | None = None) -> Any:

@@ -23,13 +23,12 @@ from ragged_format.cli.options import size_option
 from ragged_format.cli.output import format_bytes, format_count
 from ragged_format.record_files import STDIN
 from ragged_pipeline import progress as job_progress
+from ragged_pipeline.defaults import MEMORY, TASK_BYTES
 
 if TYPE_CHECKING:
     from ragged_pipeline.runner import Result
 
 __all__ = [
-    "MEMORY",
-    "TASK_BYTES",
     "Engine",
     "Force",
     "Input",
@@ -47,9 +46,6 @@ __all__ = [
 ]
 
 Mode = Literal["error", "append", "overwrite"]
-# Those of the functions, whose modules take long to import.
-TASK_BYTES = 256 << 20
-MEMORY = 2 << 30
 
 Target = Annotated[str, typer.Argument(metavar="OUT", show_default=False, help="Dataset to write.")]
 Input = Annotated[

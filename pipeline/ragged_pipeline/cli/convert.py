@@ -21,18 +21,18 @@ from ragged_format.codes import CODES
 from ragged_format.errors import ConversionError
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
-    MEMORY,
     Engine,
     Force,
     Memory,
-    Mode,
     OnDuplicate,
     Workers,
+    WriteMode,
     result_json,
     result_lines,
     shown_progress,
     stdout_stream,
 )
+from ragged_pipeline.defaults import CONVERT_BYTES, MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from ragged_format.adapters.registry import Reader
 
 __all__ = ["app", "convert", "report_renderables"]
-
-# That of the function.
-CONVERT_BYTES = 64 << 20
 
 Policy = Literal["error", "flag", "full_vocab", "drop_target", "drop_sample"]
 
@@ -111,9 +108,7 @@ def convert(
         typer.Option("--on-error", help="Records that cannot be read, e.g. error answers."),
     ] = "raise",
     options: AdapterOptions = None,
-    mode: Annotated[
-        Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
-    ] = "error",
+    mode: WriteMode = "error",
     on_duplicate: OnDuplicate = "error",
     task_bytes: Annotated[
         int, size_option("--task-bytes", "Input that becomes one shard, about.", CONVERT_BYTES)

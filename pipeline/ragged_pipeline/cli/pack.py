@@ -10,19 +10,18 @@ from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
-    MEMORY,
-    TASK_BYTES,
     Engine,
     Force,
     Memory,
-    Mode,
     Workers,
+    WriteMode,
     result_json,
     result_lines,
     shown_progress,
     stdout_stream,
 )
 from ragged_pipeline.cli.spool import replayable
+from ragged_pipeline.defaults import MEMORY, TASK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,12 +89,10 @@ def pack(
     shard_bytes: Annotated[
         int, size_option("--shard-bytes", "Samples that become one shard, about.", TASK_BYTES)
     ] = TASK_BYTES,
-    mode: Annotated[
-        Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
-    ] = "error",
+    mode: WriteMode = "error",
     workers: Workers = None,
     memory: Memory = MEMORY,
-    runner: Engine = "local",
+    engine: Engine = "local",
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -111,7 +108,7 @@ def pack(
         done = pack_dataset(
             source, place, packing=packing, fork=fork, token_budget=token_budget, ranks=ranks,
             window=window, within_group=within_group, null_advantage=null_advantage, tail=tail,
-            shard_bytes=shard_bytes, mode=mode, workers=workers, memory=memory, engine=runner,
+            shard_bytes=shard_bytes, mode=mode, workers=workers, memory=memory, engine=engine,
             force=force, progress=progress,
         )  # fmt: skip
     figures = done.figures

@@ -11,8 +11,6 @@ from ragged_format.cli.output import Json, Output, format_bytes, format_count, g
 from ragged_format.errors import DatasetNotFoundError
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
-    MEMORY,
-    TASK_BYTES,
     Engine,
     Force,
     Input,
@@ -28,6 +26,7 @@ from ragged_pipeline.cli.common import (
     shown_progress,
 )
 from ragged_pipeline.cli.spool import replayable
+from ragged_pipeline.defaults import MEMORY, TASK_BYTES
 
 if TYPE_CHECKING:
     from ragged_pipeline.runner import Result
@@ -44,14 +43,14 @@ def compact(
     shard_bytes: ShardBytes = TASK_BYTES,
     workers: Workers = None,
     memory: Memory = MEMORY,
-    runner: Engine = "local",
+    engine: Engine = "local",
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Write the same records in the compact encoding, for storage and transfer."""
     _rewrite(
         Output(ctx, json=json), path, target, "compact", mode=mode, shard_bytes=shard_bytes,
-        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
 
 
@@ -64,14 +63,14 @@ def expand(
     shard_bytes: ShardBytes = TASK_BYTES,
     workers: Workers = None,
     memory: Memory = MEMORY,
-    runner: Engine = "local",
+    engine: Engine = "local",
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Write the same records uncompressed, for memory mapping and random access."""
     _rewrite(
         Output(ctx, json=json), path, target, "hot", mode=mode, shard_bytes=shard_bytes,
-        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner, force=force,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
 
 

@@ -11,8 +11,6 @@ import typer
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
-    MEMORY,
-    TASK_BYTES,
     Engine,
     Force,
     Input,
@@ -27,6 +25,7 @@ from ragged_pipeline.cli.common import (
     stdout_stream,
 )
 from ragged_pipeline.cli.spool import replayable
+from ragged_pipeline.defaults import MEMORY, TASK_BYTES
 
 if TYPE_CHECKING:
     from ragged_pipeline.runner import Result

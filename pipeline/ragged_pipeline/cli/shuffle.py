@@ -10,20 +10,19 @@ from ragged_format.cli.options import size_option
 from ragged_format.cli.output import Json, Output, format_count, grid, heading
 from ragged_format.record_files import STDIN
 from ragged_pipeline.cli.common import (
-    MEMORY,
-    TASK_BYTES,
     Engine,
     Force,
     Memory,
-    Mode,
     OnDuplicate,
     Workers,
+    WriteMode,
     result_json,
     result_lines,
     shown_progress,
     stdout_stream,
 )
 from ragged_pipeline.cli.spool import replayable
+from ragged_pipeline.defaults import MEMORY, TASK_BYTES
 
 __all__ = ["shuffle"]
 
@@ -54,13 +53,11 @@ def shuffle(
     shard_bytes: Annotated[
         int, size_option("--shard-bytes", "Size of a shard, about.", TASK_BYTES)
     ] = TASK_BYTES,
-    mode: Annotated[
-        Mode, typer.Option("--mode", help="What to do with a dataset that OUT already holds.")
-    ] = "error",
+    mode: WriteMode = "error",
     on_duplicate: OnDuplicate = "error",
     workers: Workers = None,
     memory: Memory = MEMORY,
-    runner: Engine = "local",
+    engine: Engine = "local",
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -75,7 +72,7 @@ def shuffle(
     ):
         done = run_shuffle(
             source, place, seed=seed, keep_groups=keep_groups, shard_bytes=shard_bytes, mode=mode,
-            on_duplicate=on_duplicate, workers=workers, memory=memory, engine=runner,
+            on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine,
             force=force, progress=progress,
         )  # fmt: skip
     out.text(heading(f"{format_count(done.rows)} records → {target}"), grid(result_lines(done)))

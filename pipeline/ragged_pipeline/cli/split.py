@@ -8,7 +8,6 @@ import typer
 
 from ragged_format.cli.output import Json, Output, format_bytes, format_count, grid, heading
 from ragged_pipeline.cli.common import (
-    MEMORY,
     Engine,
     Force,
     Memory,
@@ -19,6 +18,7 @@ from ragged_pipeline.cli.common import (
     shown_progress,
 )
 from ragged_pipeline.cli.spool import replayable
+from ragged_pipeline.defaults import MEMORY
 
 __all__ = ["split"]
 

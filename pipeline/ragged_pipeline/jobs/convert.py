@@ -28,6 +28,7 @@ from ragged_format.local_files import create
 from ragged_format.record_files import STDIN
 from ragged_format.unique_ids import SAMPLE_ID, Ids, file_ids, require_unique
 from ragged_pipeline.batching import rebatched
+from ragged_pipeline.defaults import CONVERT_BYTES
 from ragged_pipeline.foreign import ForeignInputs, find_foreign, no_records
 from ragged_pipeline.job import Context, Job, Made, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Convert", "schema_text"]
 
-# Bytes of JSON that one task reads.
-TASK_BYTES = 64 << 20
 SHARD, IDS = "shard.arrow", "ids.npy"
 
 
@@ -80,7 +79,7 @@ class Convert(Job):
         adapter: str,
         options: Mapping[str, Any] | None = None,
         schema: str | None = None,
-        task_bytes: int = TASK_BYTES,
+        task_bytes: int = CONVERT_BYTES,
     ) -> None:
         check_size("task_bytes", task_bytes)
         self.adapter = adapter

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ragged_format.arguments import check_size
 from ragged_pipeline.batching import BATCH_ROWS
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.plan import Plan, Stage, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ragged_pipeline.inputs import RecordInputs
 
 __all__ = ["Merge"]
 

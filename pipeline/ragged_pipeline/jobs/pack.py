@@ -26,7 +26,7 @@ from ragged_format.packing.pack import check_choice
 from ragged_format.packing.plan import MAX_RANKS
 from ragged_format.parse import parse_schema
 from ragged_format.profiles import REQUIRED, packed_from_sample
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.records import FileRecords, Records
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ragged_format.packing.forest import Fork
     from ragged_format.packing.pack import NullAdvantage, Packing
     from ragged_format.packing.planner import Tail
+    from ragged_pipeline.inputs import RecordInputs
     from ragged_pipeline.runner import Result
 
 __all__ = ["Pack", "pack_dataset"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ragged_format.arguments import check_size, parse_bytes
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.runner import run
@@ -15,6 +15,7 @@ from ragged_pipeline.runner import run
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ragged_pipeline.inputs import RecordInputs
     from ragged_pipeline.runner import Result
 
 __all__ = ["Compact", "Expand", "Recode", "compact", "expand"]

@@ -21,7 +21,7 @@ from ragged_format.arguments import check_seed, check_size, parse_bytes
 from ragged_format.errors import JobError
 from ragged_format.files import FileReader
 from ragged_pipeline.batching import BATCH_BYTES
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job, write_shard
 from ragged_pipeline.plan import Plan, Stage, Task
 from ragged_pipeline.records import Records
@@ -29,6 +29,7 @@ from ragged_pipeline.runner import run
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
+    from ragged_pipeline.inputs import RecordInputs
     from ragged_pipeline.runner import Result
 
 __all__ = ["Shuffle", "gathered", "in_order", "scatter", "shuffle"]

@@ -16,7 +16,7 @@ from ragged_format.arguments import check_size
 from ragged_format.errors import JobError
 from ragged_format.lists import offsets_of
 from ragged_pipeline.batching import BATCH_ROWS
-from ragged_pipeline.inputs import TASK_BYTES, RecordInputs
+from ragged_pipeline.defaults import TASK_BYTES
 from ragged_pipeline.job import Context, Job
 from ragged_pipeline.jobs.shuffle import gathered, in_order, scatter
 from ragged_pipeline.optional import require_polars
@@ -25,6 +25,8 @@ from ragged_pipeline.records import Records
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ragged_pipeline.inputs import RecordInputs
 
 __all__ = ["Sort"]
 
