@@ -20,6 +20,7 @@ from ragged_format.parse import parse_schema
 from ragged_format.schema import RECORD
 from ragged_format.torch.arena import Slot, allocate, allocate_here
 from ragged_format.torch.arguments import usable_device
+from ragged_format.torch.arrow import record_batch
 from ragged_format.torch.columns import ArenaColumns
 from ragged_format.torch.gather import Measured, Runs, measure, whole, write
 from ragged_format.torch.pad import pad_buckets, pad_chunks, pad_ragged, round_up
@@ -345,19 +346,36 @@ class RaggedBatch(ArenaColumns):
         """Tell the caching allocator that `stream` uses the tensors."""
         self.arena.record_stream(stream)
 
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return the batch as Arrow data, for what takes records: checks, masks, files.
+
+        Guarantees: numbers and text are not copied; the result keeps the memory, as tensors do.
+        It has the columns that were loaded, and no metadata but the format's own.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The batch is not on the CPU.
+        """
+        keys = [(part.kind, part.name) for part in self.plan.parts]
+        return record_batch(self.plan, dict(zip(keys, self._host_arrays(), strict=True)))
+
     def view(self) -> View:
         """Return the batch as a source to gather from; it must be on the CPU."""
-        if self.device.type != "cpu":
-            raise SchemaMismatchError(
-                "only batches on the CPU can be joined", expected="cpu", got=self.device,
-                remedy="join batches before moving them",
-            )  # fmt: skip
-        arrays = [self._host_array(part.kind, part.name) for part in self.plan.parts]
+        arrays = self._host_arrays()
         arrays = [
             array if part.over >= 0 else array.reshape(-1).view(np.uint8)
             for part, array in zip(self.plan.parts, arrays, strict=True)
         ]
         return view_of(self.plan, self.num_rows, arrays)
+
+    def _host_arrays(self) -> list[npt.NDArray[Any]]:
+        if self.device.type != "cpu":
+            raise SchemaMismatchError(
+                "only batches on the CPU can be read by the host", expected="cpu", got=self.device,
+                remedy="join or convert batches before moving them",
+            )  # fmt: skip
+        return [self._host_array(part.kind, part.name) for part in self.plan.parts]
 
     def __reduce__(self) -> tuple[Any, ...]:
         arena = self.arena
