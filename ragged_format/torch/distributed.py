@@ -206,17 +206,22 @@ def scatter_stream(
     src: int = 0,
     group: dist.ProcessGroup | None = None,
     row_of: Sequence[int] | None = None,
+    ahead: bool = True,
 ) -> Iterator[RaggedBatch]:
     """Yield this process's row of every step; the next one travels meanwhile.
 
     Parameters
     ----------
     rows : iterable of sequence of RecordBatch or RaggedBatch
-        On the source: the rows of each step. It is asked for the next step before a step is
-        yielded. A loop that is left early is left after the same step by all processes, which then
-        can begin another one; the step that was already travelling is lost.
+        On the source: the rows of each step. A loop that is left early is left after the same
+        step by all processes, which then can begin another one; the step that was already
+        travelling is lost.
     src, group, row_of
         As for :func:`scatter_rows`.
+    ahead : bool
+        Ask for the next step before one is yielded. Without it a step is yielded as soon as it is
+        there, and the next one travels after it: for samples that the step before brings forth,
+        which would be waited for in vain. The same on all processes.
 
     Raises
     ------
@@ -240,15 +245,16 @@ def scatter_stream(
 
     batch = advance().wait()
     while batch is not None:
-        following = advance()
+        following = advance() if ahead else None
         try:
             yield batch
         except GeneratorExit:
             # What travels is taken off the wire, or the next hand-over would receive it.
-            with suppress(HandOverError):
-                following.wait()
+            if following is not None:
+                with suppress(HandOverError):
+                    following.wait()
             raise
-        batch = following.wait()
+        batch = (following or advance()).wait()
 
 
 def _steps_of(rows: Any) -> Iterable[Sequence[Row]]:

@@ -146,6 +146,30 @@ def streamed(rank, world_size, steps):
     return out
 
 
+def one_by_one(rank, world_size, steps):
+    """Steps of which each is made only after all ranks have trained on the one before."""
+    from ragged_format.torch.distributed import scatter_stream
+
+    trained = [0]
+
+    def source():
+        for step in range(steps):
+            if trained[0] != step:
+                raise RuntimeError(f"asked for step {step} after {trained[0]}")
+            yield packed_rows(world_size, seed=step)
+
+    rows = source() if rank == 0 else None
+    out = []
+    for batch in scatter_stream(rows, ahead=False):
+        out.append(content(batch))
+        trained[0] += 1
+    # One that is left early loses nothing: the next stream begins with its own rows.
+    for _ in scatter_stream([packed_rows(world_size)] * 2 if rank == 0 else None, ahead=False):
+        break
+    rest = scatter_stream([packed_rows(world_size, seed=9)] if rank == 0 else None, ahead=False)
+    return out, [content(batch) for batch in rest]
+
+
 def broadcast(rank, world_size):
     """The same batch on all ranks, then the end."""
     from ragged_format.torch.distributed import broadcast_batch

@@ -15,6 +15,7 @@ def pair():
     jobs = [
         ("scattered", rank_jobs.scattered, (STEPS, None)),
         ("streamed", rank_jobs.streamed, (STEPS,)),
+        ("one by one", rank_jobs.one_by_one, (STEPS,)),
         ("broadcast", rank_jobs.broadcast, ()),
         ("online", rank_jobs.online, (STOP_AT,)),
         ("failing", rank_jobs.failing, ()),

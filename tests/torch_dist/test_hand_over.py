@@ -58,6 +58,15 @@ def test_a_stream_of_batches_keeps_order_state_and_ends(pair):
     assert [len(got) for got in ranks] == [3, 3]
 
 
+def test_without_ahead_a_step_is_asked_for_when_the_one_before_is_done(pair):
+    for rank, (steps, rest) in enumerate(pair["one by one"]):
+        assert len(steps) == 3
+        for step, got in enumerate(steps):
+            same(got, expected(rank_jobs.packed_rows(2, seed=step)[rank]))
+        (last,) = rest
+        same(last, expected(rank_jobs.packed_rows(2, seed=9)[rank]))
+
+
 def test_broadcast_gives_everybody_the_same(pair):
     (row,) = rank_jobs.packed_rows(1)
     for got, end in pair["broadcast"]:
