@@ -41,11 +41,13 @@ __all__ = [
     "interrupted",
     "remember_words",
     "tell_wrong_usage",
+    "wrong_usage",
 ]
 
 _JSON = "ragged_format.json"
 _DATA = "ragged_format.data_on_stdout"
 _WORDS = "ragged_format.words"
+_USAGE = "ragged_format.usage"
 # A pipe has no width; wide enough that no table of ours wraps.
 _PIPE_WIDTH = 120
 
@@ -172,16 +174,31 @@ def as_ragged_error(err: OSError) -> RaggedError:
 
 
 def fail(ctx: typer.Context, err: RaggedError) -> typer.Exit:
-    """Print an error as text on stderr, and as JSON where that is asked for; returns exit 1."""
+    """Print an error as text on stderr, and as JSON where that is asked for; returns the exit.
+
+    Its code is 1, of errors inside :func:`wrong_usage` 2.
+    """
+    done = typer.Exit(2 if ctx.meta.get(_USAGE) else 1)
     name = type(err.__cause__ or err).__name__ if type(err) is RaggedError else type(err).__name__
     if ctx.meta.get(_JSON):
         data = {"command": ctx.invoked_subcommand, "ok": False, **err.to_dict(), "error": name}
         _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
         if ctx.meta.get(_DATA):
-            return typer.Exit(1)
+            return done
     text = Text.assemble(("error:", "bold red"), f" {err}")
     _print(_console(stderr=True), text)
-    return typer.Exit(1)
+    return done
+
+
+@contextmanager
+def wrong_usage(ctx: typer.Context) -> Iterator[None]:
+    """Have errors inside the block end the command as wrong options do, with exit code 2.
+
+    For arguments and settings that the command checks itself, before it touches any data.
+    """
+    ctx.meta[_USAGE] = True
+    yield
+    ctx.meta[_USAGE] = False
 
 
 def remember_words(ctx: typer.Context, words: Sequence[str]) -> None:

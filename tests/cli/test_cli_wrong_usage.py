@@ -39,6 +39,39 @@ def test_bad_values_are_objects(invoke_json, dataset, tmp_path):
     assert invoke_json("inspect", dataset, "--head", "-1", exit_code=2)["ok"] is False
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("push", "notaurl", "data"), "RF-V002"),
+        (("push", ",", "data"), "RF-L001"),
+        (("tail", "notaurl"), "RF-V002"),
+        (("tail", "http://127.0.0.1:1", "--rank", "2"), "RF-L001"),
+        (("serve", "live", "--port", "some"), "RF-H016"),
+        (("serve", "live", "--host", "0.0.0.0"), "RF-H016"),
+        (("serve", "live", "--config", "nowhere.toml"), "RF-H016"),
+        (("serve", "s3://bucket/live"), "RF-V002"),
+    ],
+)
+def test_arguments_that_commands_check_themselves_are_wrong_usage_with_a_code(
+    invoke_json, tmp_path, monkeypatch, words, code
+):
+    monkeypatch.chdir(tmp_path)
+    assert invoke_json(*words, exit_code=2)["code"] == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_the_environment_are_usage_too(invoke_json, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAGGED_MAX_READERS", "many")
+    told = invoke_json("serve", tmp_path / "live", exit_code=2)
+    assert "max_readers" in told["what"]
+
+
+def test_what_is_no_usage_ends_with_1(invoke_json, tmp_path):
+    missing = tmp_path / "keys.toml"
+    assert invoke_json("serve", tmp_path / "live", "--keys-file", missing, exit_code=1)
+    assert invoke_json("push", "http://127.0.0.1:1", tmp_path / "none", exit_code=1)
+
+
 def test_a_command_that_there_is_not(invoke):
     told = json.loads(invoke("unpack", "data", "--json").stdout)
     assert (told["command"], told["error"]) == (None, "UsageError")

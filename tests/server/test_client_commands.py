@@ -131,7 +131,7 @@ def test_shares_are_the_whole(server, invoke, tmp_path):
         ids += [name for b in rf.read_stream(out) for name in b.column("sample_id").to_pylist()]
     assert len(ids) == 40
     assert len(set(ids)) == 40
-    done = invoke("tail", server.url, "--rank", 3, "--world-size", 3, status=1)
+    done = invoke("tail", server.url, "--rank", 3, "--world-size", 3, status=2)
     assert "rank" in done.stderr
 
 
@@ -151,7 +151,7 @@ def test_errors_are_those_of_the_server(server, invoke, data, tmp_path):
     assert done.stderr.startswith("error: [RF-H101]")
     done = invoke("push", "http://127.0.0.1:9", data, "--retry-for", 0, "--json", status=1)
     assert json.loads(done.stdout)["code"] == "RF-H201"
-    assert "URL of a server" in invoke("push", "nowhere", data, status=1).stderr
+    assert "URL of a server" in invoke("push", "nowhere", data, status=2).stderr
     assert "RF-C008" in invoke("push", server.url, tmp_path / "gone", status=1).stderr
 
 

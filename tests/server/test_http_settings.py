@@ -124,7 +124,7 @@ def test_print_config_prints_what_holds(tmp_path):
 
 def test_the_command_fails_with_what_is_wrong(tmp_path):
     done = CliRunner().invoke(app, ["serve", str(tmp_path), "--host", "0.0.0.0"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "RF-H016" in done.stderr
 
 
@@ -152,6 +152,6 @@ def test_connections_leave_files_for_the_store(monkeypatch, limits, raised, conn
 def test_a_directory_that_is_not_on_this_machine_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["serve", "s3://bucket/live", "--json"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "not on this machine" in done.output
     assert list(tmp_path.iterdir()) == []

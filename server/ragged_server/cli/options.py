@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ragged_format.errors import DatasetNotFoundError, Where
+from ragged_server.client._core import base_urls
 
 __all__ = ["CaFile", "KeyFile", "RetryFor", "Url", "Zstd", "key_of", "urls_of"]
 
@@ -42,8 +43,16 @@ CaFile = Annotated[
 
 
 def urls_of(url: str) -> list[str]:
-    """Return the URLs that one argument names."""
-    return [part.strip() for part in url.split(",") if part.strip()]
+    """Return the URLs that one argument names, without the path of samples.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        One is not that of a server (``RF-V002``).
+    LimitExceededError
+        There is none (``RF-L001``).
+    """
+    return list(base_urls([part.strip() for part in url.split(",") if part.strip()]))
 
 
 def key_of(file: Path | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ragged_format.cli.options import size_option
-from ragged_format.cli.output import Json, Output, format_bytes, format_count
+from ragged_format.cli.output import Json, Output, format_bytes, format_count, wrong_usage
 from ragged_server.cli.options import CaFile, KeyFile, RetryFor, Url, Zstd, key_of, urls_of
 from ragged_server.client import (
     IN_FLIGHT,
@@ -61,10 +61,12 @@ def push(
     on the way: ragged convert --from vllm rollouts.jsonl - | ragged push http://host:8080 -
     """
     out = Output(ctx, json=json)
+    with wrong_usage(ctx):
+        urls = urls_of(url)
     since = time.monotonic()
     total = Pushed()
     with Client(
-        urls_of(url), key=key_of(key_file), zstd_level=zstd, retries=Retries(for_s=retry_for),
+        urls, key=key_of(key_file), zstd_level=zstd, retries=Retries(for_s=retry_for),
         verify=True if ca_file is None else ca_file,
     ) as client:  # fmt: skip
         for path in inputs:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragged_format.cli.output import Json, Output
+from ragged_format.cli.output import Json, Output, wrong_usage
 from ragged_format.local_files import local_path
 from ragged_server.settings import ServerSettings, as_toml, load_settings
 
@@ -44,8 +44,9 @@ def _serve(
     file (max_request_bytes) can give as well; the command line goes before both. Sizes may have a
     unit (64MiB), durations too (90s, 15m, 7d). Without API keys only this machine is served.
     """
-    folder = local_path(directory)
-    settings = load_settings(folder, config, **options)
+    with wrong_usage(ctx):
+        folder = local_path(directory)
+        settings = load_settings(folder, config, **options)
     out = Output(ctx, json=json)
     if print_config:
         out.text(as_toml(settings).rstrip())

@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from ragged_format.cli.options import size_option
-from ragged_format.cli.output import Json, Output, format_count
+from ragged_format.cli.output import Json, Output, format_count, wrong_usage
 from ragged_format.errors import DatasetNotFoundError, Where
 from ragged_format.local_files import create
 from ragged_format.streams import StreamWriter
@@ -80,9 +80,11 @@ def tail(
     """
     out = Output(ctx, json=json, data_on_stdout=output == _STDOUT)
     start = _start(after, cursor_file)
-    share = Share(rank, world_size, min_policy_version)
+    with wrong_usage(ctx):
+        urls = urls_of(url)
+        share = Share(rank, world_size, min_policy_version)
     with Client(
-        urls_of(url), key=key_of(key_file), zstd_level=zstd, retries=Retries(for_s=retry_for),
+        urls, key=key_of(key_file), zstd_level=zstd, retries=Retries(for_s=retry_for),
         verify=True if ca_file is None else ca_file,
     ) as client:  # fmt: skip
         pages = client.tail(start, follow=follow, wait_s=WAIT_S, max_bytes=max_bytes, share=share)

@@ -150,6 +150,14 @@ def base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
+def base_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the :func:`base_url` of each of the URLs, of which there must be one."""
+    out = tuple(map(base_url, [urls] if isinstance(urls, str) else urls))
+    if not out:
+        raise LimitExceededError("a client needs a server", expected=">= 1 URL", got=0)
+    return out
+
+
 class Core:
     """The clients' common part; see :class:`ragged_server.client.Client`."""
 
@@ -161,9 +169,7 @@ class Core:
         retries: Retries,
         zstd_level: int | None,
     ) -> None:
-        self.urls = tuple(map(base_url, [urls] if isinstance(urls, str) else urls))
-        if not self.urls:
-            raise LimitExceededError("a client needs a server", expected=">= 1 URL", got=0)
+        self.urls = base_urls(urls)
         self._io = io
         self._retries = retries
         self._zstd_level = zstd_level
