@@ -34,6 +34,7 @@ __all__ = [
     "StateMismatchError",
     "StorageError",
     "TruncatedError",
+    "UnknownColumnError",
     "UnsupportedFeatureError",
     "UnsupportedVersionError",
     "Where",
@@ -195,6 +196,12 @@ class SchemaMismatchError(RaggedError, ValueError):
     """A schema breaks the format's rules, or two schemas that must agree do not."""
 
     code = "RF-S004"
+
+
+class UnknownColumnError(SchemaMismatchError, KeyError):
+    """What is looked up by name has no column of that name."""
+
+    code = "RF-S003"
 
 
 class InvariantError(RaggedError, ValueError):

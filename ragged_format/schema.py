@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.arguments import check_choice, list_of, names_of, shown, texts_of
-from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.errors import SchemaMismatchError, UnknownColumnError, Where
 from ragged_format.log_prob import LOG_PROB_FILL, LogProb, is_finite
 
 if TYPE_CHECKING:
@@ -375,9 +375,9 @@ class RaggedSchema:
         try:
             return self.columns[name]
         except (KeyError, TypeError):
-            raise SchemaMismatchError(
+            raise UnknownColumnError(
                 "there is no such column",
-                code="RF-S003", expected=", ".join(self.columns), got=shown(name),
+                expected=", ".join(self.columns), got=shown(name),
                 remedy="name one of the columns that the data has",
             ) from None  # fmt: skip
 

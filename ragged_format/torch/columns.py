@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ragged_format.arguments import shown
-from ragged_format.errors import SchemaMismatchError, Where
+from ragged_format.errors import SchemaMismatchError, UnknownColumnError, Where
 from ragged_format.lists import offsets_of
 from ragged_format.schema import RECORD
 from ragged_format.torch.pad import round_up
@@ -84,8 +84,8 @@ class ArenaColumns:
         """Return a column flat: (t,) or (t, *shape); for text its UTF-8 bytes, (bytes,) uint8."""
         if not isinstance(name, str):
             if isinstance(name, int):  # torch's default collate_fn, for one
-                raise SchemaMismatchError(
-                    "a batch has columns, and no records by number", code="RF-S003",
+                raise UnknownColumnError(
+                    "a batch has columns, and no records by number",
                     expected=", ".join(self), got=name,
                     remedy="name a column; for DataLoader pass collate_fn=RaggedBatch.collate",
                 )  # fmt: skip

@@ -52,6 +52,8 @@ def test_text_of_errors(cls):
         (rf.MissingShardError, FileNotFoundError), (rf.DatasetExistsError, FileExistsError),
         (rf.DatasetNotFoundError, FileNotFoundError), (rf.MissingDependencyError, ImportError),
         (rf.UnsupportedFeatureError, ValueError), (rf.LimitExceededError, ValueError),
+        (rf.UnknownColumnError, KeyError), (rf.UnknownColumnError, ValueError),
+        (rf.OutOfRangeError, IndexError),
     ],
 )  # fmt: skip
 def test_errors_are_also_builtin_ones(cls, builtin):

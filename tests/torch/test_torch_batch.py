@@ -354,6 +354,9 @@ def test_missing_names_say_what_there_is(samples):
             call()
         assert caught.value.code == "RF-S003"
         assert "sample_id" in str(caught.value)
+    for name in ("candidate_ids", 0):
+        with pytest.raises(KeyError, match="RF-S003"):  # as of any mapping
+            batch[name]
     for axis in ("candidate", RECORD):
         with pytest.raises(SchemaMismatchError) as caught:
             batch.lengths(axis)
