@@ -96,6 +96,8 @@ def convert(
         try:
             answer = _answer(record, response, number, options)
             found = read(answer)
+            if not found:
+                malformed("a response has choices", answer.where, "at least one choice", "none")
         except ConversionError as err:
             if options.on_error == "raise":
                 raise

@@ -61,6 +61,18 @@ def test_one_record_is_a_document(tmp_path):
         assert (answer.status_code, answer.json()["stored"] >= 1) == (201, True)
 
 
+@pytest.mark.parametrize("empty", [[], None])
+def test_a_response_without_choices_is_not_taken_for_one_that_is_stored(tmp_path, empty):
+    good, bad = records(2)
+    bad = {**bad, "response": {**bad["response"], "choices": empty}}
+    with client(tmp_path) as c:
+        for some in ([bad], [good, bad]):
+            answer = send(c, lines(some))
+            assert (answer.status_code, answer.json()["code"]) == (422, "RF-A002")
+            assert "choices" in answer.json()["detail"]
+        assert c.get("/v1/status").json()["store"]["records"] == 0
+
+
 def test_later_requests_take_the_schema_of_the_log(tmp_path):
     some = records(4)
     with client(tmp_path) as c:
