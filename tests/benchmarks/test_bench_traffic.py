@@ -181,6 +181,14 @@ def test_chunks_of_the_full_vocabulary_are_of_as_many_targets_as_the_width(width
 
 
 def test_the_example_of_the_page():
+    words = " ".join(PAGE.split())
+    for text in (
+        "20,000 targets, c = 3, W = 512, H = 2,048, V = 131,072 and 4.8 TB/s",
+        "2.2 kB a target where a copy of the table moves 4.1",
+        "15 GB by gathered rows (3 ms) and 3 GB by Triton (0.7 ms)", "2.7 GB more (0.6 ms)",
+        "460 GB (95 ms) and computes 43 TFLOP",
+    ):  # fmt: skip
+        assert text in words, text
     targets, c, slots, hidden, vocabulary, rate = 20_000, 3, 512, 2_048, 131_072, 4.8e12
     assert round(4 * slots + 40 * c + 76, -2) == 2200
     assert round(8 * slots, -2) == 4100

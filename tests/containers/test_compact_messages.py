@@ -67,8 +67,9 @@ def frames(data):
 
 
 @pytest.mark.parametrize("size", [-2, 0, 1, 1 << 40, (1 << 63) - 1])
-def test_a_declared_size_that_lies_is_found_before_memory_is_allocated(path, size):
+def test_a_declared_size_that_lies_is_found(path, size):
     whole = path.read_bytes()
+    assert len(frames(whole)) > 5
     for at in frames(whole):
         if whole[at - 8 : at] == struct.pack("<q", size):
             continue

@@ -236,7 +236,7 @@ def test_a_shard_whose_sizes_leave_the_limits_is_broken(own):
     path.write_bytes(data)
     with pytest.raises(rf.BrokenShardError) as caught:
         dataset[0]
-    assert isinstance(caught.value.__cause__, rf.RaggedError)
+    assert isinstance(caught.value.__cause__, rf.LimitExceededError)
 
 
 def test_exchanged_shards_are_broken(tmp_path):

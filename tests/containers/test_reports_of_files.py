@@ -24,8 +24,8 @@ def test_files_can_be_mapped_whichever_function_wrote_them(tmp_path):
         assert pa.total_allocated_bytes() - before < 1000
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_mapped_files_are_checked_before_they_are_used(tmp_path, verify):
+@pytest.mark.parametrize(("verify", "code"), [(True, "RF-C004"), (False, "RF-I001")])
+def test_mapped_files_are_checked_before_they_are_used(tmp_path, verify, code):
     """pola-rs/polars#28258, #28218, ClickHouse/ClickHouse#106395, commandprompt/pgcolumnar#228.
 
     Where offsets were not looked at, readers of mapped files left the file.
@@ -37,9 +37,8 @@ def test_mapped_files_are_checked_before_they_are_used(tmp_path, verify):
     bad = b"".join(n.to_bytes(8, "little") for n in (0, 7, 5))
     assert good in data
     (tmp_path / "a.arrow").write_bytes(data.replace(good, bad))
-    with pytest.raises(rf.InvariantError if not verify else rf.RaggedError) as info:
+    with pytest.raises(rf.RaggedError, match=code):
         rf.read_file(tmp_path / "a.arrow", verify=verify).batch(0)
-    assert info.value.code in ({"RF-I001", "RF-C004"} if verify else {"RF-I001"})
 
 
 def test_what_was_written_before_a_crash_is_read():

@@ -4,9 +4,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import ragged_format as rf
 from ragged_format import hash_runs
+from ragged_format.cli import app
 from ragged_format.hash_runs import HashRuns, id_hashes
 from ragged_format.unique_ids import SeenIds
 
@@ -74,10 +76,6 @@ def test_a_repeated_id_in_a_stream_is_found(tmp_path):
     def samples(*ids):
         rows = [{"sample_id": i, "input_ids": [1], "completion_mask": [0]} for i in ids]
         return pa.RecordBatch.from_pylist(rows, schema=schema)
-
-    from typer.testing import CliRunner
-
-    from ragged_format.cli import app
 
     rf.write_stream(tmp_path / "a", [samples("a", "b"), samples("c", "a")])
     done = CliRunner().invoke(app, ["validate", str(tmp_path / "a")])

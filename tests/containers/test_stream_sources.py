@@ -35,7 +35,7 @@ def as_zstd(file):
 
 
 FORMS = {
-    "gzip": (gzip.compress, gzip.GzipFile),
+    "gzip": (gzip.compress, lambda file: gzip.GzipFile(fileobj=file)),
     "bz2": (bz2.compress, bz2.BZ2File),
     "xz": (lzma.compress, lzma.LZMAFile),
     "zstd": (zstandard.compress, as_zstd),
@@ -43,8 +43,7 @@ FORMS = {
 
 
 def opened(form, data):
-    file = io.BytesIO(data)
-    return gzip.GzipFile(fileobj=file) if form == "gzip" else FORMS[form][1](file)
+    return FORMS[form][1](io.BytesIO(data))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,12 +52,11 @@ def test_a_whole_one_is_read(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_cut_one_is_truncated(form):
+def test_a_cut_one_is_truncated_or_corrupt(form):
     whole = FORMS[form][0](STREAM)
     for size in range(1, len(whole) - 30, max(1, len(whole) // 50)):
-        with pytest.raises(rf.RaggedError) as caught:
+        with pytest.raises((rf.TruncatedError, rf.CorruptError)):
             list(rf.read_stream(opened(form, whole[:size])))
-        assert isinstance(caught.value, rf.TruncatedError | rf.CorruptError)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -115,4 +114,3 @@ def test_rollout_collators_take_one_micro_batch_of_packed_rows():
     for wrong in ({"pad_token_id": None}, {"num_processes": 0}, {"top_k": -1}):
         with pytest.raises(rf.LimitExceededError):
             RolloutCollator(**{"pad_token_id": 0} | wrong)
-    assert isinstance(row, pa.RecordBatch)
