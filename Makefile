@@ -18,7 +18,7 @@ TYPED       := ragged_format pipeline/ragged_pipeline server/ragged_server \
                $(wildcard benchmarks) $(wildcard spec/vectors spec/tables)
 FRESH       := $(VENV)-constraints
 CONSTRAINTS := constraints.txt
-EXTERNAL    := chromium or node or ray or triton
+EXTERNAL    := chromium or node or ray or triton or trl
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -191,9 +191,14 @@ def test_advantages_per_token_replace_the_samples_own():
         trl.to_row(pack_row(null, fork="transition", null_advantage="keep"))
 
 
-def test_installed_trl_takes_our_queue_samples():
-    """Runs where trl is installed: its own tree packing gives our row."""
-    packing = pytest.importorskip("trl.experimental.async_grpo.packing")
+@pytest.mark.trl
+def test_installed_trl_takes_our_queue_samples(monkeypatch):
+    """TRL's own tree packing gives our row."""
+    # It warns when it is imported, and warnings are errors here.
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.async_grpo import async_rollout_worker as worker
+    from trl.experimental.async_grpo import packing
+
     samples = trl.to_queue_samples(rf.take(SAMPLES, list(range(8))))
     row = packing.TreeRow()
     for one in samples:
@@ -202,7 +207,6 @@ def test_installed_trl_takes_our_queue_samples():
     mine = trl.to_row(pack_row(rf.take(SAMPLES, list(range(8))), fork="transition"))
     for name, value in theirs.items():
         np.testing.assert_array_equal(mine[name], value.numpy())
-    worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
     objects = [worker.RolloutSample(**one) for one in samples]
     assert trl.to_samples(objects, vocab_size=49152).equals(
         trl.to_samples(samples, vocab_size=49152)
