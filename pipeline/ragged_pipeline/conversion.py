@@ -13,17 +13,20 @@ from typing import IO, TYPE_CHECKING, Any
 from ragged_format.adapters import registry
 from ragged_format.adapters.conversion import detect, parse_record
 from ragged_format.dataset import Dataset
-from ragged_format.errors import ConversionError, DatasetNotFoundError, JobError
+from ragged_format.errors import ConversionError, DatasetNotFoundError, JobError, Where
 from ragged_format.local_files import local_path, scheme_of
+from ragged_format.profiles import REQUIRED, SAMPLE_COLUMNS
 from ragged_format.record_files import STDIN
 from ragged_format.storage import is_remote
 from ragged_pipeline.defaults import CONVERT_BYTES, MEMORY
-from ragged_pipeline.foreign import find_foreign, first_record, spooled
+from ragged_pipeline.foreign import find_foreign, first_record, is_own_table, spooled
 from ragged_pipeline.jobs.convert import Convert, schema_text
 from ragged_pipeline.runner import Mode, Result, jobs_of, places_of, run
 
 if TYPE_CHECKING:
+    from ragged_format.record_files import Line
     from ragged_format.unique_ids import OnDuplicate
+    from ragged_pipeline.foreign import ForeignFile
     from ragged_pipeline.progress import Report
 
 __all__ = ["convert", "detect_adapter"]
@@ -175,13 +178,33 @@ def detect_adapter(places: Sequence[str]) -> str:
             err.where = replace(err.where, file=places[0])  # the copy's name says nothing
             raise
     if places[0] != STDIN and Path(places[0]).exists():
-        record = first_record(find_foreign(registry.Reader(to_samples=_none), places[:1]))
-        found = [] if record is None else registry.recognize(parse_record(record))
-        if record is not None and len(found) != 1:
-            raise registry.unrecognized(record.record, record.where)
-        if found:
-            return found[0]
+        files = find_foreign(registry.Reader(to_samples=_none), places[:1])
+        record = first_record(files)
+        if record is not None or is_own_table(files):
+            return _adapter_of_table(files, record)
     return detect(places)
+
+
+def _adapter_of_table(files: Sequence[ForeignFile], first: Line | None) -> str:
+    """Return the adapter for the rows of a table."""
+    found = [] if first is None else registry.recognize(parse_record(first))
+    row = first.record if first is not None and isinstance(first.record, Mapping) else {}
+    # Trainers' rows share names with ours, but no counts columns.
+    named = row.keys() >= set(REQUIRED["sample"])
+    counted = any(
+        column.name in row for column in SAMPLE_COLUMNS if column.opens not in (None, "target")
+    )
+    if is_own_table(files) or (named and (counted or not found)):
+        if files[0].kind == "parquet":
+            return "parquet"
+        raise ConversionError(
+            "columns of this format are read from Parquet", where=Where(file=files[0].shown),
+            expected="Parquet", got="a dataset that Hugging Face's save_to_disk wrote",
+            remedy="write it as Parquet: datasets.load_from_disk(PATH).to_parquet(FILE)",
+        )  # fmt: skip
+    if first is not None and len(found) != 1:
+        raise registry.unrecognized(first.record, first.where)
+    return found[0]
 
 
 def _none(records: Sequence[Any]) -> Any:

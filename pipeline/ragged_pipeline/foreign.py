@@ -32,6 +32,7 @@ from ragged_format.record_files import (
     read_lines,
     read_range,
 )
+from ragged_format.schema import NAMESPACE
 from ragged_format.storage import is_remote
 
 if TYPE_CHECKING:
@@ -407,6 +408,21 @@ def first_record(files: Sequence[ForeignFile]) -> Line | None:
         return None
     rows = _table_rows(files[0], 0, 1 << 62 if files[0].kind == "arrow" else 1, 0)
     return next(rows, None)
+
+
+def is_own_table(files: Sequence[ForeignFile]) -> bool:
+    """Return whether the first file is a table that states to be of this format."""
+    if not files or files[0].kind not in ("parquet", "arrow"):
+        return False
+    try:
+        if files[0].kind == "parquet":
+            schema = pq.read_schema(files[0].path)
+        else:
+            with pa.memory_map(files[0].path) as source:
+                schema = pa.ipc.open_stream(source).schema
+    except (pa.ArrowException, OSError) as err:
+        raise _broken_table(files[0], err) from err
+    return f"{NAMESPACE}version".encode() in (schema.metadata or {})
 
 
 def spooled(raw: IO[bytes], folder: str | os.PathLike[str]) -> IO[bytes]:

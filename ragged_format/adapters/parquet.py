@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ragged_format.adapters._arguments import records_of
@@ -89,7 +90,8 @@ def to_samples(
         Exact schema of the result.
     report : ConversionReport or mutable mapping, optional
         Receives the counts; ``unread`` has the columns that are not known, ``noted`` what was
-        assumed of tables without metadata.
+        assumed of tables without metadata, ``converted`` the doubles that became the nearest
+        float32.
 
     Raises
     ------
@@ -172,7 +174,31 @@ def _part(
             "a column that is wanted is missing", where=where, expected=", ".join(lacking),
             got=", ".join(names), remedy="ask for fewer columns",
         )  # fmt: skip
-    return canonical(table.select(known), schema)
+    return canonical(_rounded(table.select(known), schema, counts), schema)
+
+
+def _rounded(
+    table: pa.RecordBatch | pa.Table, schema: pa.Schema, counts: ConversionReport
+) -> pa.Table:
+    """Return a table with doubles as the nearest floats where those are declared; counted."""
+    table = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+    for number, field in enumerate(table.schema):
+        kind = field.type
+        declared = schema.field(field.name).type
+        if not (_is_list(kind) and _is_list(declared) and pa.types.is_float64(kind.value_type)
+                and pa.types.is_float32(declared.value_type)):  # fmt: skip
+            continue
+        whole = table.column(number)
+        column = whole.cast(pa.large_list(pa.float32()))
+        before, after = pc.list_flatten(whole), pc.list_flatten(column).cast(pa.float64())
+        if changed := pc.sum(pc.not_equal(before, after)).as_py():
+            counts.converted[f"{field.name}_rounded"] += changed
+        table = table.set_column(number, field.name, column)
+    return table
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _schema(
