@@ -153,7 +153,8 @@ class FileSource:
 
     def _some(self, out: memoryview) -> int | None:
         if self._readinto is not None:
-            return self._readinto(out)  # type: ignore[no-any-return]
+            got: int | None = self._readinto(out)
+            return got
         data = _bytes(self._file.read(len(out)))
         if data is None:
             return None

@@ -192,20 +192,19 @@ def _structure(batch: pa.RecordBatch, schema: RaggedSchema, lists: dict[str, Fla
 
 def _checked_counts(counts: Flat, axis: Axis) -> Int64:
     values = counts.numpy()
+    if not len(values):
+        return values.astype(np.int64)
+    # Sums that wrap around could pass for the right length; those of narrower types do not.
     is_wide = values.itemsize == 8 and not axis.mask
-    if not len(values) or (
-        values.min() >= 0
-        and (values.max() <= 1 if axis.mask else True)
-        and not (is_wide and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH)
-    ):
+    is_long = is_wide and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH
+    if values.min() >= 0 and not is_long and not (axis.mask and values.max() > 1):
         return values.astype(np.int64)
     bad = values < 0
     code, what, expected = "RF-I004", "a count is negative", ">= 0"
     if axis.mask:
         bad |= values > 1
         code, what, expected = "RF-I008", "a mask is not 0 or 1", "0 or 1"
-    elif is_wide and np.sum(values, dtype=np.float64) >= MAX_AXIS_LENGTH:
-        # Sums that wrap around could pass for the right length.
+    elif is_long:
         bad |= np.cumsum(values, dtype=np.float64) >= MAX_AXIS_LENGTH
         what, expected = "the counts of a batch sum to too much", f"a sum < {MAX_AXIS_LENGTH}"
     if bad.any():

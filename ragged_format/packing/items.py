@@ -11,9 +11,10 @@ from ragged_format.lists import Int64, offsets_of
 from ragged_format.packing.bins import Window
 from ragged_format.packing.deal import PlannedRow, score_pairs
 
-__all__ = ["Items", "Sorted", "items_of", "rows_of"]
+__all__ = ["Items", "WindowOf", "items_of", "rows_of"]
 
-Sorted = Callable[[Int64], tuple[Int64, Window]]
+# Takes sample numbers, ascending, and returns them in prefix order with their window.
+WindowOf = Callable[[Int64], tuple[Int64, Window]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,13 @@ class Items:
     released: Int64
 
 
-def items_of(rows: list[PlannedRow], window: Sorted, short: float) -> Items:
+def items_of(rows: list[PlannedRow], window: WindowOf, short: float) -> Items:
     """Return the items of rows.
 
     Parameters
     ----------
     rows : list of PlannedRow
-    window : callable
-        Takes sample numbers, ascending, and returns them in prefix order with their window.
+    window : WindowOf
     short : float
         Samples are of one cluster if they share more than this share of a mean sample, besides the
         prefix that all samples of all rows share.

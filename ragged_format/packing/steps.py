@@ -15,7 +15,7 @@ import numpy as np
 
 from ragged_format.packing.deal import PlannedRow
 from ragged_format.packing.exchange import Trade
-from ragged_format.packing.items import Sorted, items_of, rows_of
+from ragged_format.packing.items import WindowOf, items_of, rows_of
 
 if TYPE_CHECKING:
     from ragged_format.lists import Int64
@@ -40,15 +40,14 @@ LENDERS, COSTLY = 2, 0.0001
 Step = list[PlannedRow]
 
 
-def level_step(rows: Step, window: Sorted, budget: int) -> Step:
+def level_step(rows: Step, window: WindowOf, budget: int) -> Step:
     """Return rows of the same samples in which the heaviest is lighter, where that is found.
 
     Parameters
     ----------
     rows : list of PlannedRow
         The rows of one step.
-    window : callable
-        Takes sample numbers, ascending, and returns them in prefix order with their window.
+    window : WindowOf
     budget : int
         Largest number of unique tokens of a row.
     """
@@ -62,7 +61,7 @@ def level_step(rows: Step, window: Sorted, budget: int) -> Step:
     return after if _keeps(after, budget) and slowest(after) < slowest(rows) else rows
 
 
-def even_steps(steps: list[Step], window: Sorted, budget: int) -> list[Step]:
+def even_steps(steps: list[Step], window: WindowOf, budget: int) -> list[Step]:
     """Return steps of the same samples that take less time in all, where that is found.
 
     Parameters
@@ -90,7 +89,7 @@ def slowest(step: Step) -> int:
     return max(row.load for row in step)
 
 
-def _even_block(steps: list[Step], window: Sorted, budget: int, mean: float) -> list[Step]:
+def _even_block(steps: list[Step], window: WindowOf, budget: int, mean: float) -> list[Step]:
     slack = EVEN * mean
     rows = [row for step in steps for row in step]
     if all(_excess(step) <= slack for step in steps) or len(rows) == sum(
@@ -159,7 +158,7 @@ def _lift(
             trade.shift(row, int(loads.max()), lenders, most, slack)
 
 
-def _parted(step: Step, window: Sorted, budget: int) -> Step:
+def _parted(step: Step, window: WindowOf, budget: int) -> Step:
     """Return a step whose clusters are parted for balance, where time gained outweighs tokens."""
     items = items_of(step, window, LONGER)
     trade = Trade(items, step, budget)

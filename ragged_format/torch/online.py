@@ -430,9 +430,9 @@ class _Options:
         return [s for s in pending.ready if s.version is None or s.version >= oldest]
 
     def _version(self) -> int:
-        version = None if self.current_version is None else self.current_version()
+        version: Any = None if self.current_version is None else self.current_version()
         try:
-            return operator.index(version)  # type: ignore[arg-type]
+            return operator.index(version)
         except TypeError as err:
             raise LimitExceededError(
                 "current_version returns a policy version", expected="an integer",
