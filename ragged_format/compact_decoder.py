@@ -46,7 +46,8 @@ class BatchDecoder:
     Parameters
     ----------
     stored : callable
-        Returns the value of a column of :func:`ragged_format.compact.encode_batch`, (s,) uint8.
+        Returns the value of a column that :func:`ragged_format.compact_encoder.encode_batch` made,
+        (s,) uint8.
     schema : RaggedSchema
         Declarations of the encoded data.
 

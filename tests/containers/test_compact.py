@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from support.compact_batches import decode_batch
 
 import ragged_format as rf
-from ragged_format.compact import decode_batch, encode_batch
+from ragged_format.compact_encoder import encode_batch
 from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
 from ragged_format.compact_sets import decode_sets, encode_sets
 from ragged_format.files import FileReader, write_file

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from support.compact_batches import decode_batch, decoder_of
 
 import ragged_format as rf
-from ragged_format.compact import decode_batch, decoder_of, encode_batch
+from ragged_format.compact_encoder import encode_batch
 from ragged_format.compact_heads import decode_shared
 from ragged_format.compact_planes import Block, Planes, split
 from ragged_format.compact_sets import decode_sets, encode_sets

@@ -1,4 +1,4 @@
-"""The compact encoding of a batch: exact, small, decoded a whole batch at a time.
+"""The compact encoding of a batch: exact and small.
 
 A candidate set is stored without its sampled token, which the tokens already say, and as
 differences of ranks (:mod:`ragged_format.compact_sets`); of heads, what sets and log-probs do not
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,14 +31,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ragged_format.compact_decoder import HEADER, RECORDS, BatchDecoder
+from ragged_format.compact_decoder import HEADER, RECORDS
 from ragged_format.compact_heads import encode_positions, encode_shared
 from ragged_format.compact_planes import Block, split
 from ragged_format.compact_sets import encode_sets
 from ragged_format.lists import Int64, flat
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
-__all__ = ["COMPACT_VERSION", "decode_batch", "decoder_of", "encode_batch", "encoded_schema"]
+__all__ = ["COMPACT_VERSION", "encode_batch", "encoded_schema"]
 
 COMPACT_VERSION = 2
 Values = npt.NDArray[Any]
@@ -92,40 +92,6 @@ def encode_batch(batch: pa.RecordBatch, schema: RaggedSchema) -> pa.RecordBatch:
     target = encoded_schema(schema)
     columns = [pa.array([stored[name]], pa.large_binary()) for name in target.names]
     return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def decode_batch(
-    encoded: pa.RecordBatch, schema: RaggedSchema, columns: Sequence[str] | None = None
-) -> pa.RecordBatch:
-    """Return the batch that was encoded, bit for bit.
-
-    Parameters
-    ----------
-    encoded : pyarrow.RecordBatch
-        As :func:`encode_batch` makes it.
-    schema : RaggedSchema
-        Declarations of the encoded data.
-    columns : sequence of str, optional
-        Columns wanted. Others are not decoded, unless these need them.
-
-    Raises
-    ------
-    CorruptError
-        The blocks contradict the header (``RF-C001``).
-    """
-    wanted = None if columns is None else schema.select(columns)
-    return decoder_of(encoded, schema).batch(wanted)
-
-
-def decoder_of(encoded: pa.RecordBatch, schema: RaggedSchema) -> BatchDecoder:
-    """Return what decodes a batch of :func:`encode_batch`."""
-
-    def stored(name: str) -> npt.NDArray[np.uint8]:
-        array = encoded.column(name)
-        start, end = np.frombuffer(array.buffers()[1], np.int64, 2, array.offset * 8)
-        return np.frombuffer(array.buffers()[2] or b"", np.uint8)[start:end]
-
-    return BatchDecoder(stored, schema)
 
 
 def _encoded_set(
