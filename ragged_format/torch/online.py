@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import inspect
 import os
 import threading
 import time
@@ -261,7 +262,7 @@ class _Steps(Iterator[list[RaggedBatch]]):
         else:
             steps = options.steps(state, metrics, stopped)
             self._next = steps.__next__
-            self._end = weakref.finalize(self, _end, stopped, steps.close)
+            self._end = weakref.finalize(self, _end, stopped, lambda: _close(steps))
 
     def __next__(self) -> list[RaggedBatch]:
         if self._superseded:
@@ -299,6 +300,12 @@ def _end(stopped: threading.Event, stop: Callable[[], None]) -> None:
     # First, because the thread may be waiting for samples that never come.
     stopped.set()
     stop()
+
+
+def _close(steps: Generator[_Step, None, None]) -> None:
+    # One that runs, in another thread or below a signal handler, ends by itself.
+    if inspect.getgeneratorstate(steps) != inspect.GEN_RUNNING:
+        steps.close()
 
 
 @dataclass(frozen=True)

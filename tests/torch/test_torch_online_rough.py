@@ -1,6 +1,8 @@
 """Logs, states and callables that an on-line loader cannot use, and ids that come twice."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -156,3 +158,23 @@ def test_an_older_iterator_says_that_it_is_over():
     assert sorted(first + rest) == sorted(IDS)
     with pytest.raises(rf.StateMismatchError, match="one iteration at a time"):
         next(older)
+
+
+def test_a_loader_that_waits_in_another_thread_can_be_closed():
+    asked = threading.Event()
+
+    def waiting(_, *, wait_s):
+        asked.set()
+        time.sleep(min(wait_s, 0.01))
+        return Page([], None, False)
+
+    log = Pages()
+    log.read = waiting
+    loader = loader_of(log)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(loader))
+    thread.start()
+    assert asked.wait(30)
+    loader.close()
+    thread.join(30)
+    assert (thread.is_alive(), got) == (False, [])
