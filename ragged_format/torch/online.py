@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import inspect
+import operator
 import os
 import threading
 import time
