@@ -19,8 +19,9 @@ from ragged_format.errors import (
 from ragged_format.torch.arguments import INTEGERS, check_tensors
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
+
+    from ragged_format.lists import Int64
 
 __all__ = [
     "check_counts",
@@ -153,7 +154,7 @@ def check_temperatures(temperature: Tensor, size: int) -> None:
     )  # fmt: skip
 
 
-def check_host_counts(counts: Tensor, host: npt.NDArray[np.int64]) -> None:
+def check_host_counts(counts: Tensor, host: Int64) -> None:
     """Raise unless counts on the host are those of a tensor that is on the host too."""
     if counts.device.type == "cpu" and not np.array_equal(counts.to(torch.int64).numpy(), host):
         raise InvariantError(
@@ -200,7 +201,7 @@ def check_results(on_outside: str, out_dtype: torch.dtype | None) -> None:
         )  # fmt: skip
 
 
-def check_counts(host: npt.NDArray[np.int64], targets: int, candidates: int) -> None:
+def check_counts(host: Int64, targets: int, candidates: int) -> None:
     """Raise unless there is a count for each target, and they sum to the candidates."""
     if host.shape != (targets,) or (len(host) and host.min() < 0) or host.sum() != candidates:
         raise InvariantError(
@@ -238,9 +239,7 @@ def check_ids(ids: Tensor, outside: Tensor, column: str, start: int, size: int) 
     )  # fmt: skip
 
 
-def check_labels(
-    hits: Tensor, host: npt.NDArray[np.int64], target_ids: Tensor, on_outside: str
-) -> None:
+def check_labels(hits: Tensor, host: Int64, target_ids: Tensor, on_outside: str) -> None:
     """Raise unless every label is once in its set; `hits` says how often."""
     if on_outside == "flag" or bool((hits == 1).all()):
         return

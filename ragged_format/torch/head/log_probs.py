@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,13 +37,13 @@ from ragged_format.torch.head.checks import (
 from ragged_format.torch.head.problem import Kernel, Problem, Transform
 
 if TYPE_CHECKING:
+    from ragged_format.lists import Int64
     from ragged_format.torch.pad import Counts
 
 __all__ = ["head_log_probs", "support_log_probs"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-HostCounts = npt.NDArray[np.int64]
 _KERNELS: dict[str, Kernel] = {"sparse": "sparse", "gather": "gather", "triton": "triton"}
 # 16 MiB of float32: a few such temporaries fit any device, and matrix products are large enough.
 CHUNK_ELEMENTS = 1 << 22
@@ -261,7 +260,7 @@ class _Scorer:
         check_integer("chunk_elements", chunk_elements, 1)
         check_choice("kernel", kernel, ("auto", *_KERNELS))
         host = candidate_counts.cpu() if host_counts is None else host_counts
-        self.host_counts: HostCounts = counts_array(host)
+        self.host_counts: Int64 = counts_array(host)
         check_counts(self.host_counts, len(target_ids), len(candidate_ids))
         check_host_counts(candidate_counts, self.host_counts)
         device = hidden.device
@@ -316,7 +315,7 @@ class _Scorer:
             host_counts=np.zeros_like(self.host_counts),
         ))  # fmt: skip
 
-    def logits(self, ids: Tensor, counts: Tensor, host_counts: HostCounts) -> Tensor:
+    def logits(self, ids: Tensor, counts: Tensor, host_counts: Int64) -> Tensor:
         """Return the logit of each id of a head under the hidden row of its target."""
         heads = replace(self._base, ids=ids, counts=counts, host_counts=host_counts)
         return logits_of(*self._inputs, heads)
@@ -340,8 +339,8 @@ def _kernel(kernel: str, hidden: Tensor) -> Kernel:
         return "sparse" if on_cpu and full else "gather"
     if kernel == "sparse" and not (on_cpu and full):
         raise LimitExceededError(
-            "the sparse kernels are for float32 and float64 on CPUs", expected='kernel="auto"',
-            got=f"{hidden.dtype} on {hidden.device}",
+            "the sparse kernels are for float32 and float64 on CPUs", expected="one of these there",
+            got=f"{hidden.dtype} on {hidden.device}", remedy='use kernel="auto"',
         )  # fmt: skip
     return _KERNELS[kernel]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ragged_format.torch.transfer import to_device
+
+if TYPE_CHECKING:
+    from ragged_format.lists import Int64
 
 __all__ = [
     "Gradients",
@@ -25,7 +27,6 @@ __all__ = [
     "finite",
 ]
 
-HostCounts = npt.NDArray[np.int64]
 Kernel = Literal["sparse", "gather", "triton"]
 
 # A matrix product over the vocabulary does about this many times the work per second of the sparse
@@ -104,7 +105,7 @@ class Problem:
     labels: Tensor
     ids: Tensor
     counts: Tensor
-    host_counts: HostCounts
+    host_counts: Int64
     transform: Transform
     vocab_start: int
     group: dist.ProcessGroup | None
@@ -128,11 +129,11 @@ class Problem:
             return max(_FEW, len(self.weight) // _SHARE)
         return self.rows_per_chunk
 
-    def dense_targets(self) -> npt.NDArray[np.int64]:
+    def dense_targets(self) -> Int64:
         """Return the targets that go the dense way."""
         return np.flatnonzero((self.host_counts == 0) | (self.host_counts > self.flat_limit))
 
-    def flat_targets(self) -> npt.NDArray[np.int64]:
+    def flat_targets(self) -> Int64:
         """Return the targets that go the flat way."""
         return np.flatnonzero((self.host_counts > 0) & (self.host_counts <= self.flat_limit))
 
@@ -168,7 +169,7 @@ class Picker:
         self._starts = np.cumsum(problem.host_counts) - problem.host_counts
         self._starts_there: Tensor | None = None
 
-    def pick(self, chosen: npt.NDArray[np.int64]) -> Picked:
+    def pick(self, chosen: Int64) -> Picked:
         """Return targets by their numbers, which ascend; at least one."""
         problem = self._problem
         device = problem.hidden.device
