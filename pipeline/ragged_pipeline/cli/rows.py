@@ -85,17 +85,11 @@ def filter_command(
     """Keep the records for which all conditions hold; count the others by reason."""
     from ragged_pipeline.api import filter_dataset
 
-    def job(places: Sequence[str], out: str, running: Mapping[str, Any]) -> Result:
-        return filter_dataset(
-            places, out, where, min_policy_version=min_policy_version,
-            finish_reasons=finish_reason or None, **running,
-        )  # fmt: skip
-
-    running = {
-        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
-        "engine": engine, "force": force,
-    }  # fmt: skip
-    _run(ctx, job, [path], target, "filtering", running, json=json)
+    _run(
+        ctx, filter_dataset, [path], target, "filtering", json=json, where=where,
+        min_policy_version=min_policy_version, finish_reasons=finish_reason or None, mode=mode,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
+    )  # fmt: skip
 
 
 def dedupe(
@@ -117,13 +111,9 @@ def dedupe(
     """Keep the first of records that are equal in one respect."""
     from ragged_pipeline.api import dedupe as run
 
-    running = {
-        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
-        "engine": engine, "force": force,
-    }  # fmt: skip
     _run(
-        ctx, lambda places, out, given: run(places, out, by=by, **given), paths, target,
-        "comparing", running, json=json,
+        ctx, run, paths, target, "comparing", json=json, by=by, mode=mode,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
 
 
@@ -161,17 +151,11 @@ def advantages(
     """Set the advantage of every sample: its reward relative to its group, over all shards."""
     from ragged_pipeline.api import advantages as run
 
-    def job(places: Sequence[str], out: str, given: Mapping[str, Any]) -> Result:
-        return run(
-            places, out, baseline=baseline, scale=scale, eps=eps, single=single,
-            null_reward=null_reward, **given,
-        )  # fmt: skip
-
-    running = {
-        "mode": mode, "on_duplicate": on_duplicate, "workers": workers, "memory": memory,
-        "engine": engine, "force": force,
-    }  # fmt: skip
-    _run(ctx, job, [path], target, "normalizing", running, json=json)
+    _run(
+        ctx, run, [path], target, "normalizing", json=json, baseline=baseline, scale=scale, eps=eps,
+        single=single, null_reward=null_reward, mode=mode, on_duplicate=on_duplicate,
+        workers=workers, memory=memory, engine=engine, force=force,
+    )  # fmt: skip
 
 
 def merge(
@@ -191,8 +175,10 @@ def merge(
     json: Json = False,
 ) -> None:
     """Write the records of several inputs, one after the other, as one dataset."""
-    _rewrite(
-        ctx, paths, target, "merging", json=json, sort_by=_listed(sort_by),
+    from ragged_pipeline.api import merge as run
+
+    _run(
+        ctx, run, paths, target, "merging", json=json, sort_by=_listed(sort_by),
         descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
         on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
     )  # fmt: skip
@@ -215,29 +201,13 @@ def reshard(
     json: Json = False,
 ) -> None:
     """Write the same records in other shards and batches."""
-    _rewrite(
-        ctx, [path], target, "writing", json=json, sort_by=_listed(sort_by),
-        descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
-        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
-    )  # fmt: skip
-
-
-def _rewrite(
-    ctx: typer.Context, paths: Sequence[str], target: str, label: str, *, json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Write the records of inputs anew; `options` are those of the job and of its run."""
     from ragged_pipeline.api import merge as run
 
     _run(
-        ctx,
-        lambda places, out, given: run(places, out, **given),
-        paths,
-        target,
-        label,
-        options,
-        json=json,
-    )
+        ctx, run, [path], target, "writing", json=json, sort_by=_listed(sort_by),
+        descending=descending, shard_bytes=shard_bytes, batch_rows=batch_rows, mode=mode,
+        on_duplicate=on_duplicate, workers=workers, memory=memory, engine=engine, force=force,
+    )  # fmt: skip
 
 
 def _listed(names: str | None) -> list[str] | None:
@@ -246,21 +216,24 @@ def _listed(names: str | None) -> list[str] | None:
 
 def _run(
     ctx: typer.Context,
-    job: Callable[[Sequence[str], str, Mapping[str, Any]], Result],
+    job: Callable[..., Result],
     paths: Sequence[str],
     target: str,
     label: str,
-    running: Mapping[str, Any],
     *,
     json: bool,
+    **options: Any,
 ) -> None:
-    """Run a job from places, ``-`` among them, to a dataset or standard output, and print it."""
+    """Run a job from places, ``-`` among them, to a dataset or standard output, and print it.
+
+    The `options` are those of the job and of its run.
+    """
     out = Output(ctx, json=json, data_on_stdout=target == STDIN)
     with ExitStack() as stack:
         places = [stack.enter_context(replayable(path)) for path in paths]
         progress = stack.enter_context(shown_progress(label))
         place = stack.enter_context(stdout_stream(target))
-        result = job(places, place, {**running, "progress": progress})
+        result = job(places, place, **options, progress=progress)
     out.text(
         heading(f"{format_count(result.rows)} records → {target}"),
         grid([*result_lines(result), *figure_lines(result.figures)]),
