@@ -27,6 +27,7 @@ __all__ = [
     "describe",
     "next_body",
     "next_head",
+    "only_message",
     "skip_body",
 ]
 
@@ -367,6 +368,26 @@ def next_body(source: ByteSource, head: bytes, *, max_bytes: int) -> Message:
         raise _cut("the body", header.body_bytes, source.position - start)
     buffer, body = whole
     return Message(buffer, flatbuffer, header, body)
+
+
+def only_message(buffer: pa.Buffer) -> Message:
+    """Return the message that a buffer of a file holds; other errors as :func:`next_body`.
+
+    Raises
+    ------
+    CorruptError
+        There is no message, or something behind it.
+    """
+    size = len(buffer)
+    source = BufferSource(buffer)
+    head = next_head(source, source.read(8), max_bytes=size)
+    message = None if head is None else next_body(source, head, max_bytes=size)
+    if message is None or source.position != size:
+        raise CorruptError(
+            "the footer does not fit a message", expected=f"{size} bytes", got=source.position,
+            remedy="restore the file from a copy",
+        )  # fmt: skip
+    return message
 
 
 def skip_body(source: ByteSource, size: int) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import zstandard
 
-from ragged_format.byte_source import BufferSource, next_body, next_head
+from ragged_format.byte_source import only_message
 from ragged_format.errors import CorruptError
 from ragged_format.flatbuffer import BATCH, blocks_of, layout_of
 
@@ -119,12 +119,7 @@ class MessageFile:
     def batch(self, index: int) -> StoredBatch:
         """Return one batch; nothing of it is decompressed yet."""
         offset, size = self._blocks[index]
-        source = BufferSource(self._buffer.slice(offset, size))
-        head = next_head(source, source.read(8), max_bytes=size)
-        message = None if head is None else next_body(source, head, max_bytes=size)
-        if message is None or source.position != size:
-            raise _damaged(f"a message of {size} bytes", source.position)
-        return StoredBatch(message, self._names)
+        return StoredBatch(only_message(self._buffer.slice(offset, size)), self._names)
 
 
 def _damaged(expected: str, got: object) -> CorruptError:

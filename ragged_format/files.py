@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from ragged_format.arguments import check_choice
-from ragged_format.byte_source import BufferSource, Message, describe, next_body, next_head
+from ragged_format.byte_source import BufferSource, Message, describe, next_head, only_message
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,
@@ -267,14 +267,7 @@ class FileReader(ShardFile):
 
     def _message(self, index: int) -> Message:
         offset, size = self._blocks[index]
-        source = BufferSource(self._buffer.slice(offset, size))
-        head = next_head(source, source.read(8), max_bytes=size)
-        message = None if head is None else next_body(source, head, max_bytes=size)
-        if message is None or source.position != size:
-            raise CorruptError(
-                "the footer does not fit a message", expected=f"{size} bytes", got=source.position
-            )
-        return message
+        return only_message(self._buffer.slice(offset, size))
 
     def _open(self) -> None:
         with open_binary(self.path) as file:
