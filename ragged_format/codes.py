@@ -99,7 +99,7 @@ _ALL = (
     Code("RF-C007", "ManifestError", "The manifest is well formed and matches its checksum."),
     Code("RF-C008", "DatasetNotFoundError", "There is data at the given place."),
     Code("RF-C009", "DatasetExistsError", "The target is free, or the mode allows to change it."),
-    Code("RF-C010", "StorageError", "An object store can be reached, allows the access, and keeps its promises."),
+    Code("RF-C010", "StorageError", "A place can be reached and allows the access; an object store keeps its promises."),
     # Limits
     Code("RF-L001", "LimitExceededError", "The input stays within configured and format limits."),
     Code("RF-L002", "LimitExceededError", "An index or slice bound lies inside its axis."),

@@ -3,6 +3,11 @@
 Every error raised for bad input derives from :class:`RaggedError` and carries a stable ``code``
 that the specification defines (``spec/03-invariants.md``). Each class also derives from the builtin
 that a caller would look for (``ValueError``, ``OSError``, …).
+
+A place where nothing can be written is bad input: :class:`DatasetNotFoundError` where its directory
+is missing, :class:`DatasetExistsError` where something is in the way, :class:`StorageError` where
+the system allows nothing. A disk that is full or fails is not: writing then raises the ``OSError``
+of the operating system, with its ``errno``. So ``except OSError`` gets all of these.
 """
 
 from __future__ import annotations
@@ -277,7 +282,7 @@ class DatasetExistsError(RaggedError, FileExistsError):
 
 
 class StorageError(RaggedError, OSError):
-    """An object store cannot be reached, denies the access or does not do what it promises."""
+    """A place denies the access; an object store cannot be reached or breaks its promises."""
 
     code = "RF-C010"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -15,6 +16,8 @@ from ragged_format.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     NotRaggedError,
+    RaggedError,
+    StorageError,
     UnsupportedFeatureError,
     Where,
 )
@@ -30,15 +33,73 @@ __all__ = [
     "scheme_of",
     "sync_directory",
     "temporary_name",
+    "usable_place",
 ]
 
 # Part of the name of every file that is not finished. Readers ignore such files.
 TEMPORARY_MARK = ".tmp-"
+_REFUSALS = {
+    errno.EACCES: "check the permissions, or choose another place",
+    errno.EPERM: "check the permissions, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "choose another place",
+}
 
 
 def temporary_name(path: Path) -> Path:
     """Return a fresh name beside `path` for a file that will be renamed to it."""
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{secrets.token_hex(8)}")
+
+
+@contextmanager
+def usable_place(path: Path) -> Iterator[None]:
+    """Have errors say what is wrong with a place in which the block makes something.
+
+    That is an argument, so that its errors are ours. A disk that is full or fails is not: its
+    errors stay those of the operating system, here and whenever something is written later.
+
+    Parameters
+    ----------
+    path : Path
+        What is to be written.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        The directory of the place does not exist (``RF-C008``).
+    DatasetExistsError
+        There is a file where a directory is to be (``RF-C009``).
+    StorageError
+        The operating system allows nothing to be made there (``RF-C010``).
+    """
+    try:
+        yield
+    except OSError as err:
+        if isinstance(err, RaggedError):
+            raise
+        where = Where(file=str(path))
+        if isinstance(err, FileNotFoundError):
+            raise DatasetNotFoundError(
+                "the directory to write to does not exist", where=where,
+                expected="a directory", got=f"nothing at {path.parent}",
+                remedy="make it first, or choose another place",
+            ) from err  # fmt: skip
+        if isinstance(err, NotADirectoryError | FileExistsError):
+            raise DatasetExistsError(
+                "there is a file where a directory is to be", where=where,
+                expected="a directory, or nothing", got="a file", remedy="choose another path",
+            ) from err  # fmt: skip
+        number = err.errno or (errno.EACCES if isinstance(err, PermissionError) else None)
+        if number not in _REFUSALS:
+            raise
+        refused = StorageError(
+            "nothing can be written at the place", where=where,
+            expected="a place that this process may write", got=err.strerror or err,
+            remedy=_REFUSALS[number],
+        )  # fmt: skip
+        refused.errno = number
+        raise refused from err
 
 
 class NewFile:
@@ -58,10 +119,14 @@ class NewFile:
     DatasetExistsError
         The place is taken by what is no file (``RF-C009``): renaming would fail, or replace a
         device or a pipe by a file.
+    DatasetNotFoundError, StorageError
+        Nothing can be made at the place, see :func:`usable_place`.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_file():
+        with usable_place(path):
+            is_taken = path.exists() and not path.is_file()
+        if is_taken:
             raise DatasetExistsError(
                 "the place of a file is taken by something else", where=Where(file=str(path)),
                 expected="a file, or nothing",
@@ -70,7 +135,8 @@ class NewFile:
             )  # fmt: skip
         self._path = path
         self._temporary = temporary_name(path)
-        self.file = self._temporary.open("xb")
+        with usable_place(path):
+            self.file = self._temporary.open("xb")
         self._ours = True
         disown_in_children(self)
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ragged_format.errors import (
-    DatasetExistsError,
     DatasetNotFoundError,
     MissingShardError,
     Where,
 )
-from ragged_format.local_files import TEMPORARY_MARK, local_path, open_binary
+from ragged_format.local_files import TEMPORARY_MARK, local_path, open_binary, usable_place
 from ragged_format.manifest import (
     MANIFEST_NAME,
     SHARD_SUFFIX,
@@ -68,15 +67,9 @@ class LocalStorage:
 
     def begin(self, token: str) -> LocalSession:
         """Create the directory if need be, and the lease of a writer."""
-        try:
+        with usable_place(self.place):
             self.place.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as err:
-            raise DatasetExistsError(
-                "a dataset is a directory, and there is a file in its place",
-                where=Where(file=str(self.place)), expected="a directory, or nothing", got="a file",
-                remedy="choose another path",
-            ) from err  # fmt: skip
-        return LocalSession(self.place, token)
+            return LocalSession(self.place, token)
 
     def sweep(self, grace_s: float, *, dry_run: bool = False) -> list[str]:
         """Remove what is left over, under the commit lock."""

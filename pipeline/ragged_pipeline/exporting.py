@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from ragged_format.errors import (
     SchemaMismatchError,
     Where,
 )
-from ragged_format.local_files import local_path, path_text
+from ragged_format.local_files import local_path, path_text, usable_place
 from ragged_format.profiles import REQUIRED
 from ragged_format.sources import open_source
 from ragged_format.storage import is_remote
@@ -228,6 +228,8 @@ def write_whole(target: str, write: Callable[[str], dict[str, int]]) -> dict[str
     ------
     DatasetExistsError
         There is something at `target` (``RF-C009``).
+    DatasetNotFoundError, StorageError
+        Nothing can be made there, see :func:`ragged_format.local_files.usable_place`.
     """
     path = Path(target)
     if target == "-":
@@ -244,8 +246,9 @@ def write_whole(target: str, write: Callable[[str], dict[str, int]]) -> dict[str
         )  # fmt: skip
     beside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp{path.suffix}")
     try:
-        counts = write(str(beside))
-        beside.replace(target)
+        with usable_place(path):
+            counts = write(str(beside))
+            beside.replace(target)
     except BaseException as err:
         _remove(beside)
         # Arrow does not say which file it could not write.
@@ -259,4 +262,5 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()

@@ -22,6 +22,7 @@ from ragged_format.local_files import (
     path_text,
     scheme_of,
     sync_directory,
+    usable_place,
 )
 from ragged_format.local_storage import lease_name
 from ragged_format.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, write_manifest
@@ -116,9 +117,10 @@ class LocalOutput(Output):
     def held(self, plan: Plan) -> Iterator[None]:
         """Hold the lock file of the plan's shards, which also keeps them from being swept."""
         is_new = not self._path.exists()
-        self._path.mkdir(parents=True, exist_ok=True)
         path = self._path / lease_name(plan.token)
-        descriptor = _lock(path)
+        with usable_place(self._path):
+            self._path.mkdir(parents=True, exist_ok=True)
+            descriptor = _lock(path)
         try:
             yield
         except BaseException:

@@ -20,7 +20,7 @@ from ragged_format.cli.totals import Totals
 from ragged_format.cli.validate import validate_source
 from ragged_format.dataset import Dataset
 from ragged_format.errors import DatasetExistsError, DatasetNotFoundError, Where
-from ragged_format.local_files import local_path
+from ragged_format.local_files import local_path, usable_place
 from ragged_format.packing import PackReport, pack_row, plan_rows
 from ragged_format.profiles import packed_from_sample
 from ragged_format.record_files import read_lines
@@ -109,7 +109,8 @@ class _Demo:
         content = shipped.read_bytes()
         if self.rollouts.exists() and self.rollouts.read_bytes() != content:
             raise _foreign(self.rollouts, "another file")
-        self.directory.mkdir(parents=True, exist_ok=True)
+        with usable_place(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
         self.rollouts.write_bytes(content)
         self.json_bytes = sum(
             len(line.record) for line in read_lines([str(self.rollouts)], lambda _: None)

@@ -74,7 +74,7 @@ WHY: dict[str, str] = {
     "RF-C007": "the manifest decides what counts",
     "RF-C008": "nothing there is not the same as no records",
     "RF-C009": "nothing is overwritten without being asked for",
-    "RF-C010": "a store that forgets a condition loses commits",
+    "RF-C010": "what is lost must be seen; a store that forgets a condition loses commits",
     "RF-L001": "sizes come from outside and are declared before data",
     "RF-L002": "a wrong index must not return other data",
 }

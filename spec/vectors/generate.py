@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "v0"
 UNSHOWN = {
     "RF-C008": "says that nothing is at a place",
     "RF-C009": "says what a writer finds at its target",
-    "RF-C010": "says what a store answers",
+    "RF-C010": "says what a place answers",
     "RF-L002": "is about an argument of a call",
     "RF-T": "is about a saved state or other processes",
     "RF-A": "is about data of other formats",
