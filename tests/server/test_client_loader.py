@@ -52,6 +52,25 @@ def test_a_tail_needs_no_torch():
     assert done.stdout == "False\n", done.stderr
 
 
+def test_connections_left_open_are_closed_before_the_interpreter_ends(server):
+    """Later, what closes them may be gone, and a program ends with a traceback."""
+    code = f"""
+import atexit
+atexit.register(print, "ends")  # what is registered first runs last
+import builtins
+import httpx2
+import ragged_format as rf
+from ragged_server.client.source import ServerTail
+close = httpx2.Client.close
+httpx2.Client.close = lambda client: (print("closed"), close(client))
+builtins.tail = ServerTail({server.url!r})
+builtins.source = rf.open_source({server.url!r})
+builtins.tail.read(None, wait_s=0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("closed\nclosed\nends\n", "")
+
+
 @pytest.mark.parametrize("form", ["url", "tail"])
 def test_a_loader_follows_a_server_and_resumes(server, form):
     def loader():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -88,6 +89,8 @@ class ServerTail:
         """The client that reads; made when it is first used, in the process that uses it."""
         if self._client is None:
             self._client = Client(self._urls, **self._options)
+            # Not __del__: at exit, what closes connections may be gone before the tail is.
+            weakref.finalize(self, self._client.close)
         return self._client
 
     def close(self) -> None:
@@ -95,10 +98,6 @@ class ServerTail:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_client") is not None:
-            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay in their process.
@@ -125,6 +124,7 @@ class ServerSource:
         self._url = url
         self._share, self._after, self._max_bytes = _wanted(url)
         self._client = Client(base_url(url))
+        weakref.finalize(self, self._client.close)
         self._schema: pa.Schema | None = None
 
     @property
@@ -173,10 +173,6 @@ class ServerSource:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def __del__(self) -> None:
-        if "_client" in self.__dict__:
-            self.close()
 
 
 def open_url(url: str) -> ServerSource:
