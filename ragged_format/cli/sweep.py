@@ -38,5 +38,6 @@ def sweep(
     out = Output(ctx, json=json)
     names = sweep_dataset(path, grace_s=older_than, dry_run=dry_run)
     count = f"{format_count(len(names))} {'entry' if len(names) == 1 else 'entries'}"
-    out.text(*names, f"{count} {'to remove' if dry_run else 'removed'}")
+    what = "to remove" if dry_run else "removed"
+    out.text(*names, f"{count} {what}, older than {older_than / 3600:g} h")
     out.result({"path": path, "removed": names, "dry_run": dry_run})

@@ -116,6 +116,8 @@ def test_the_command_lists_and_removes(source, tmp_path):
     assert found("--older-than", "30m", "--dry-run") == [work.name, lock.name]
     assert found("--older-than", "30m") == [work.name, lock.name]
     assert found("--older-than", "0") == []
+    said = CliRunner().invoke(app, ["sweep", str(out), "--older-than", "30m", "--dry-run"]).stdout
+    assert said == "0 entries to remove, older than 0.5 h\n"
     assert CliRunner().invoke(app, ["sweep", str(out), "--older-than", "soon"]).exit_code == 2
     assert CliRunner().invoke(app, ["sweep", str(tmp_path / "no")]).exit_code == 1
 
