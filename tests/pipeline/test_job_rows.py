@@ -334,8 +334,9 @@ def test_contradictions_in_groups_are_refused(batch, tmp_path):
     groups = batch["group_id"].to_pylist()
     groups[0] = groups[1]
     source = write(tmp_path / "a", changed(batch, reward=rewards, group_id=groups))
-    with pytest.raises(rf.JobError, match="different rewards"):
+    with pytest.raises(rf.JobError, match="different rewards") as caught:
         run(Advantages(), source, tmp_path / "no", workers=1)
+    assert str(caught.value.got).startswith(f"{rewards[1]} beside {rewards[0]}; ")
     with pytest.raises(rf.JobError, match="one conversation only"):
         run(Advantages(single="error"), write(tmp_path / "b", batch), tmp_path / "no", workers=1)
     groups[5] = None

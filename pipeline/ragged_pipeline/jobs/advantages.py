@@ -166,11 +166,13 @@ class Advantages(Exchange):
         of_conversation = np.cumsum(new) - 1
         reward = keys["reward"][order]
         first = reward[new]
-        if (reward != first[of_conversation]).any():
+        other = np.flatnonzero(reward != first[of_conversation])
+        if len(other):
+            one, another = first[of_conversation[other[0]]], reward[other[0]]
             raise JobError(
                 "branches of one conversation have different rewards",
                 expected="one reward for all rows of a rollout_id",
-                got=f"{int((reward != first[of_conversation]).sum())} rows with another",
+                got=f"{another} beside {one}; rows with another than the first: {len(other)}",
                 remedy="set the reward of a conversation on all its rows, or clear rollout_id",
             )  # fmt: skip
         # Conversations in the order of their first records, for sums in canonical order.
