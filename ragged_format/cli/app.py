@@ -40,6 +40,8 @@ Exit codes: 0 done; 1 the data is refused or found invalid, or a file cannot be 
 """.replace("\n", " ").strip()
 
 
+# Within a paragraph: typer keeps those of docstrings, which end elsewhere than on terminals.
+_LINE_END = re.compile(r"(?<=[^\n])\n(?=[^\n\s*-])")
 # A keyword argument with a word for its value, as library errors advise it.
 _ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<quote>['\"])(?P<value>\w+)(?P=quote)")
 
@@ -55,6 +57,12 @@ class _Commands(TyperGroup):
         return [*super().list_commands(ctx), *self._registered[0]]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = self._command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = _LINE_END.sub(" ", command.help)
+        return command
+
+    def _command(self, ctx: Any, cmd_name: str) -> Any:
         built_in = super().get_command(ctx, cmd_name)
         if built_in is not None or cmd_name not in self._registered[0]:
             return built_in

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,15 @@ def test_bytes_in_words():
     assert [format_bytes(10.0**n) for n in (0, 3, 6, 9, 12, 15)] == [
         "1 B", "1.00 kB", "1.00 MB", "1.00 GB", "1.00 TB", "1,000.00 TB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["sweep", "push", "tail", "report"])
+def test_paragraphs_of_help_wrap_where_the_terminal_does(command):
+    """Line ends of docstrings are none there."""
+    done = ragged(command, "--help", env={**os.environ, "COLUMNS": "60"})
+    text = "\n".join(line.strip() for line in done.stdout.decode().splitlines())
+    above = text.partition("\n\u256d")[0].strip()
+    paragraphs = [part.split("\n") for part in above.split("\n\n")]
+    assert len(paragraphs) == 3
+    for lines in paragraphs:
+        assert lines == textwrap.wrap(" ".join(lines), 58, break_on_hyphens=False)
