@@ -22,7 +22,11 @@ def bench(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Benchmarks, such as pack or compact; all of them if none is named."),
+        typer.Argument(
+            metavar="NAME",
+            help="Benchmarks, such as pack or compact; all of them if none is named, which takes "
+            "many minutes.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small inputs, few rounds.")] = False,
     rounds: Annotated[
@@ -36,6 +40,7 @@ def bench(
     """
     out = Output(ctx, json=json)
     root = _source_tree()
+    _check_names(root, names or [])
     words = [*(names or ()), *(["--quick"] if quick else [])]
     words += ["--rounds", str(rounds)] if rounds else []
     with tempfile.TemporaryDirectory() as folder:
@@ -45,14 +50,26 @@ def bench(
             [sys.executable, "-m", "benchmarks", *words, "--json", report],
             cwd=root, stdout=subprocess.DEVNULL if json else None, check=False,
         )  # fmt: skip
-        if done.returncode == 2:  # it has said why
-            raise typer.Exit(2)
         if done.returncode:
             raise RaggedError(
                 "a benchmark failed", code="RF-D001", expected="exit status 0",
                 got=done.returncode, remedy="install its peers with: make bench-setup",
             )  # fmt: skip
         out.result(json_text.loads(report.read_text()))
+
+
+def _check_names(root: Path, names: list[str]) -> None:
+    if not names:
+        return
+    code = "from benchmarks.__main__ import BENCHMARKS; print(*BENCHMARKS)"
+    found = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    if unknown := [name for name in names if name not in found]:
+        raise typer.BadParameter(
+            f"no such benchmark: {', '.join(unknown)}. There are {', '.join(found)}.",
+            param_hint="NAME",
+        )
 
 
 def _source_tree() -> Path:

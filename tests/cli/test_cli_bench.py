@@ -10,9 +10,12 @@ def test_a_benchmark_runs_and_its_figures_are_json(invoke_json):
     assert [figure["name"] for figure in data["figures"]["row_bytes"]]
 
 
-def test_a_benchmark_that_does_not_exist_is_wrong_usage(invoke, capfd):
-    assert invoke("bench", "nothing").exit_code == 2
-    assert "no such benchmark: nothing" in capfd.readouterr().err
+def test_a_benchmark_that_does_not_exist_is_wrong_usage(invoke_json):
+    data = invoke_json("bench", "pack", "nothing", exit_code=2)
+    assert data["error"] == "UsageError"
+    text = " ".join(str(value) for value in data.values())
+    assert "no such benchmark: nothing" in text
+    assert "row_bytes" in text
 
 
 def test_an_installed_package_has_no_benchmarks(invoke_json, monkeypatch, tmp_path):
