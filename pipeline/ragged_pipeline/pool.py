@@ -141,7 +141,8 @@ class Pool:
         for process in processes:
             process.kill()
         for thread in self._threads:
-            thread.join()
+            with suppress(RuntimeError):  # Ctrl-C came before it was started
+                thread.join()
         for process in processes:
             _end(process)
 
@@ -187,7 +188,7 @@ class Pool:
         self, number: int, waiting: deque[tuple[int, Any]], events: queue.SimpleQueue[Any]
     ) -> None:
         """Feed one worker with tasks; a thread of the parent."""
-        while True:
+        while not self._closed:
             try:
                 index, order = waiting.popleft()
             except IndexError:
@@ -233,6 +234,11 @@ class Pool:
             process = self._processes.get(number)
             if process is not None and (process.poll() is None or self._closed):
                 return process
+            if self._closed:
+                raise WorkerError(
+                    "the workers are ended already", expected="a pool that is open", got="closed",
+                    remedy="run the job again",
+                )  # fmt: skip
             if process is not None:
                 _end(process)
             with _deaf_to_interrupts():

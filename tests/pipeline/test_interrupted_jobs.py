@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -80,6 +81,22 @@ def test_workers_that_are_starting_end_without_a_word(source, tmp_path):
     assert (code, stdout) == (130, "")
     assert len(stderr.splitlines()) == 1
     assert stderr.startswith("interrupted: ")
+
+
+def test_it_may_come_before_all_threads_are_started(source, tmp_path, monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def interrupted_start(thread):
+        if "_serve" in thread.name:
+            if started:
+                raise KeyboardInterrupt
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        rp.reshard(source, tmp_path / "out", shard_bytes=SMALL, workers=2)
+    assert not started[0].is_alive()
 
 
 def test_what_goes_to_standard_output_is_not_kept(source, tmp_path, monkeypatch):
