@@ -215,12 +215,8 @@ def tell_wrong_usage(ctx: typer.Context, err: typer.TyperException) -> None:
         return
     command = ctx.invoked_subcommand
     message = err.format_message() if hasattr(err, "format_message") else str(err)
-    data: dict[str, Any] = {
-        "command": command, "ok": False, "error": "UsageError", "code": None, "what": message,
-        "where": {}, "expected": None, "got": None,
-        "remedy": f"see ragged {command} --help" if command else "see ragged --help",
-    }  # fmt: skip
-    _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
+    remedy = f"see ragged {command} --help" if command else "see ragged --help"
+    _print_failure(ctx, "UsageError", message, remedy)
 
 
 def interrupted(ctx: typer.Context, err: KeyboardInterrupt) -> typer.Exit:
@@ -230,14 +226,19 @@ def interrupted(ctx: typer.Context, err: KeyboardInterrupt) -> typer.Exit:
     """
     notes = "; ".join(getattr(err, "__notes__", ()))
     if ctx.meta.get(_JSON):
-        data = {
-            "command": ctx.invoked_subcommand, "ok": False, "error": "KeyboardInterrupt",
-            "code": None, "what": "interrupted", "remedy": notes or None,
-        }  # fmt: skip
-        _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
+        _print_failure(ctx, "KeyboardInterrupt", "interrupted", notes or None)
     text = Text.assemble(("interrupted", "bold yellow"), f": {notes}" if notes else "")
     _print(_console(stderr=True), text)
     return typer.Exit(130)
+
+
+def _print_failure(ctx: typer.Context, error: str, what: str, remedy: str | None) -> None:
+    """Print what is no error of this library as JSON, with the keys that those have."""
+    data: dict[str, Any] = {
+        "command": ctx.invoked_subcommand, "ok": False, "error": error, "code": None, "what": what,
+        "where": {}, "expected": None, "got": None, "remedy": remedy,
+    }  # fmt: skip
+    _print_json(data, stderr=bool(ctx.meta.get(_DATA)))
 
 
 def heading(text: str) -> Text:

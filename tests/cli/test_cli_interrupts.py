@@ -57,7 +57,7 @@ def test_with_json_it_is_an_object(pushing):
     assert data.pop("remedy").startswith("7 records are stored")
     assert data == {
         "command": "push", "ok": False, "error": "KeyboardInterrupt", "code": None,
-        "what": "interrupted",
+        "what": "interrupted", "where": {}, "expected": None, "got": None,
     }  # fmt: skip
 
 
