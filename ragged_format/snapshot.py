@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.canonical import require_same
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.decoding import Projection, conform
 from ragged_format.errors import (
     BrokenShardError,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ragged_format.arguments import check_callable, check_text
 from ragged_format.byte_source import ZSTD_MAGIC, describe
-from ragged_format.compact_files import CompactReader, is_compact
+from ragged_format.compact.files import CompactReader, is_compact
 from ragged_format.dataset import Dataset
 from ragged_format.errors import (
     DatasetNotFoundError,

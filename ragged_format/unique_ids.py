@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.errors import InvariantError, Where
 from ragged_format.files import FileReader
 from ragged_format.hash_runs import HashRuns, UInt64, id_hashes, repeated, shared

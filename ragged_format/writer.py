@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ragged_format.arguments import check_choice, check_number, check_size
 from ragged_format.canonical import require_same
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 from ragged_format.decoding import (
     VALIDATIONS,
     Batches,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ragged_format.canonical import require_same
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.dataset import Dataset
 from ragged_format.decoding import Projection
 from ragged_format.digest import text_digest

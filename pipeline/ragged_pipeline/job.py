@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 from ragged_format.files import FileWriter
 from ragged_pipeline.batching import BATCH_BYTES, BATCH_ROWS, rebatched
 from ragged_pipeline.inputs import RecordInputs, open_inputs

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.digest import canonical_json, text_digest
 from ragged_format.errors import RaggedError
 from ragged_format.files import FileReader

@@ -12,7 +12,7 @@ from ragged_format.cli.output import Json, Output, format_count, grid
 from ragged_format.cli.sources import describe, opened, placed_batches
 from ragged_format.cli.totals import Totals
 from ragged_format.codes import CODES
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.dataset import Dataset
 from ragged_format.files import FileReader
 from ragged_format.unique_ids import SAMPLE_ID, SeenIds, file_ids, shard_ids

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from ragged_format.arguments import list_of
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.dataset import Dataset
 from ragged_format.digest import digest
 from ragged_format.errors import (

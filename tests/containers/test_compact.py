@@ -10,9 +10,9 @@ from hypothesis import given
 from support.compact_batches import decode_batch
 
 import ragged_format as rf
-from ragged_format.compact_encoder import encode_batch
-from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
-from ragged_format.compact_sets import decode_sets, encode_sets
+from ragged_format.compact.encoder import encode_batch
+from ragged_format.compact.files import CompactReader, CompactWriter, is_compact
+from ragged_format.compact.sets import decode_sets, encode_sets
 from ragged_format.files import FileReader, write_file
 from ragged_format.packing import pack_row
 from ragged_format.testing import (
@@ -86,7 +86,7 @@ def test_sets_lose_what_the_tokens_say_and_get_it_back(sets, sampled):
 @pytest.mark.parametrize("shift", [0, 1 << 23, 1 << 40])
 def test_many_sets_of_any_width_and_id_come_back(dtype, shift, monkeypatch):
     # Small chunks, so that sets end, begin and lie across them.
-    monkeypatch.setattr("ragged_format.compact_sets.CHUNK", 50)
+    monkeypatch.setattr("ragged_format.compact.sets.CHUNK", 50)
     if shift + 200 > np.iinfo(dtype).max:
         shift = 0
     random = np.random.default_rng(5)
@@ -362,7 +362,7 @@ def test_packed_rows_are_smaller_too(tmp_path, data):
 
 
 def test_the_version_of_the_encoding_is_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr("ragged_format.compact_files.COMPACT_VERSION", 99)
+    monkeypatch.setattr("ragged_format.compact.files.COMPACT_VERSION", 99)
     small_file(tmp_path / "x.arrow")
     monkeypatch.undo()
     with pytest.raises(rf.UnsupportedFeatureError) as caught:

@@ -8,8 +8,8 @@ import pytest
 import zstandard
 
 import ragged_format as rf
-from ragged_format.compact_files import CompactReader, CompactWriter
-from ragged_format.compact_messages import MessageFile
+from ragged_format.compact.files import CompactReader, CompactWriter
+from ragged_format.compact.messages import MessageFile
 from ragged_format.testing import assert_ragged_equal, rollouts
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import ragged_format as rf
-from ragged_format import compact_files
-from ragged_format.compact_decoder import BatchDecoder
-from ragged_format.compact_files import CompactReader
-from ragged_format.compact_messages import MessageFile, StoredBatch
+from ragged_format.compact import files as compact_files
+from ragged_format.compact.decoder import BatchDecoder
+from ragged_format.compact.files import CompactReader
+from ragged_format.compact.messages import MessageFile, StoredBatch
 from ragged_format.testing import assert_ragged_equal, rollouts
 
 SETS = ["rollout_log_probs", "candidate_counts", "candidate_ids"]

@@ -9,10 +9,10 @@ from hypothesis import given
 from support.compact_batches import decode_batch, decoder_of
 
 import ragged_format as rf
-from ragged_format.compact_encoder import encode_batch
-from ragged_format.compact_heads import decode_shared
-from ragged_format.compact_planes import Block, Planes, split
-from ragged_format.compact_sets import decode_sets, encode_sets
+from ragged_format.compact.encoder import encode_batch
+from ragged_format.compact.heads import decode_shared
+from ragged_format.compact.planes import Block, Planes, split
+from ragged_format.compact.sets import decode_sets, encode_sets
 from ragged_format.testing import assert_ragged_equal, packed_batches, rollouts, sample_batches
 
 
@@ -47,8 +47,8 @@ def test_rows_of_sets_end_at_sets_of_any_width(counts, shift):
 def test_rows_and_chunks_change_nothing(network, chunk, monkeypatch):
     random = np.random.default_rng(3)
     data = sets_of(random.choice([0, 1, 1, 1, 2, 9, 40], 400), np.arange(90))
-    monkeypatch.setattr("ragged_format.compact_sets.NETWORK", network)
-    monkeypatch.setattr("ragged_format.compact_sets.CHUNK", chunk)
+    monkeypatch.setattr("ragged_format.compact.sets.NETWORK", network)
+    monkeypatch.setattr("ragged_format.compact.sets.CHUNK", chunk)
     assert come_back(*data)
 
 
@@ -103,7 +103,7 @@ def test_ranks_and_positions_of_other_types_are_refused(name, dtype):
     ids=lambda values: values.dtype.str,
 )  # fmt: skip
 def test_planes_give_all_and_any_part(values, monkeypatch):
-    monkeypatch.setattr("ragged_format.compact_planes.PART", 300)
+    monkeypatch.setattr("ragged_format.compact.planes.PART", 300)
     block, data = split(values)
     planes = Planes.of(block, np.frombuffer(data, np.uint8))
     assert len(planes) == len(values)
@@ -128,8 +128,8 @@ def planes_of(block, data):
 
 
 def test_a_batch_of_many_parts_comes_back(monkeypatch):
-    monkeypatch.setattr("ragged_format.compact_planes.PART", 7)
-    monkeypatch.setattr("ragged_format.compact_sets.CHUNK", 11)
+    monkeypatch.setattr("ragged_format.compact.planes.PART", 7)
+    monkeypatch.setattr("ragged_format.compact.sets.CHUNK", 11)
     batch = rollouts(np.random.default_rng(4), num_samples=9, columns=None)
     schema = rf.parse_schema(batch.schema)
     assert decode_batch(encode_batch(batch, schema), schema).equals(batch)
@@ -137,7 +137,7 @@ def test_a_batch_of_many_parts_comes_back(monkeypatch):
 
 @pytest.mark.parametrize("part", [1, 5, 1 << 16])
 def test_heads_of_many_parts_come_back(part, monkeypatch):
-    monkeypatch.setattr("ragged_format.compact_heads.PART", part)
+    monkeypatch.setattr("ragged_format.compact.heads.PART", part)
     batch = rollouts(np.random.default_rng(4), num_samples=9, columns=None)
     schema = rf.parse_schema(batch.schema)
     encoded = encode_batch(batch, schema)

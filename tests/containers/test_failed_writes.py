@@ -15,7 +15,7 @@ from support.containers import (
 )
 
 import ragged_format as rf
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 from ragged_format.local_files import NewFile
 
 

@@ -16,7 +16,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from support.containers import small_schema, three_batches
 import ragged_format as rf
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 kinds = {"dataset": rf.Writer, "file": rf.FileWriter, "stream": rf.StreamWriter,
          "compact": CompactWriter}
 options = {"batch_rows": 2, "max_shard_bytes": 4000} if sys.argv[3] == "dataset" else {}

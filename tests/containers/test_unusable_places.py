@@ -8,7 +8,7 @@ import pytest
 from support.containers import small_batch, small_schema
 
 import ragged_format as rf
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 from ragged_format.local_files import create
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 import ragged_format as rf
-from ragged_format.compact_files import CompactWriter
+from ragged_format.compact.files import CompactWriter
 from ragged_format.testing import rollouts
 
 

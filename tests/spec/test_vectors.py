@@ -15,7 +15,7 @@ from support.rule_oracle import broken_codes
 
 import ragged_format as rf
 from ragged_format.codes import CODES
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.digest import schema_digest
 from ragged_format.schema import RECORD, type_name
 from spec.vectors.generate import UNSHOWN, write_vectors

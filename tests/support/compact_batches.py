@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ragged_format.compact_decoder import BatchDecoder
+from ragged_format.compact.decoder import BatchDecoder
 
 __all__ = ["decode_batch", "decoder_of"]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import ragged_format as rf
-from ragged_format.compact_files import CompactReader, CompactWriter, is_compact
+from ragged_format.compact.files import CompactReader, CompactWriter, is_compact
 from ragged_format.packing import (
     attention_mask,
     cu_seqlens,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragged_format.compact_files import CompactReader
+from ragged_format.compact.files import CompactReader
 from ragged_format.dataset import Dataset
 from ragged_format.errors import OutOfRangeError, Where
 from ragged_format.files import FileReader

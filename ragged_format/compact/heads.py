@@ -17,7 +17,7 @@ from ragged_format.errors import CorruptError
 from ragged_format.lists import Int64, offsets_of
 
 if TYPE_CHECKING:
-    from ragged_format.compact_planes import Planes
+    from ragged_format.compact.planes import Planes
 
 __all__ = ["decode_positions", "decode_shared", "encode_positions", "encode_shared"]
 

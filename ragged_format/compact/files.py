@@ -1,7 +1,7 @@
 """Compact files: shards in the compact encoding, for cold storage and transfer.
 
 Byte layout: an Arrow IPC file whose buffers Arrow compresses with zstd. Each record batch has one
-row, an encoded batch (:mod:`ragged_format.compact_encoder`), with the digest of the batch that it
+row, an encoded batch (:mod:`ragged_format.compact.encoder`), with the digest of the batch that it
 encodes in its custom metadata; the last one is the trailer, as in hot files. The Arrow schema's
 metadata says what it is:
 
@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from ragged_format.arguments import check_choice, column_names
-from ragged_format.compact_decoder import BatchDecoder
-from ragged_format.compact_encoder import COMPACT_VERSION, encode_batch, encoded_schema
-from ragged_format.compact_messages import MessageFile
+from ragged_format.compact.decoder import BatchDecoder
+from ragged_format.compact.encoder import COMPACT_VERSION, encode_batch, encoded_schema
+from ragged_format.compact.messages import MessageFile
 from ragged_format.decoding import VALIDATIONS, Projection, Validation, conform
 from ragged_format.digest import digest
 from ragged_format.errors import (

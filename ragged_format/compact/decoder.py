@@ -2,7 +2,7 @@
 
 Lengths are read whole, since they say where a record lies in the other columns; of these, only what
 belongs to the records asked for is decoded. Only log-probs that a head shares
-(:func:`ragged_format.compact_heads.decode_shared`) must be decoded from the first record on.
+(:func:`ragged_format.compact.heads.decode_shared`) must be decoded from the first record on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ragged_format.compact_heads import decode_positions, decode_shared
-from ragged_format.compact_planes import Block, Planes
-from ragged_format.compact_sets import decode_sets
+from ragged_format.compact.heads import decode_positions, decode_shared
+from ragged_format.compact.planes import Block, Planes
+from ragged_format.compact.sets import decode_sets
 from ragged_format.errors import CorruptError, RaggedError, Where
 from ragged_format.lists import Int64, offsets_of, to_list
 from ragged_format.schema import RECORD
@@ -46,7 +46,7 @@ class BatchDecoder:
     Parameters
     ----------
     stored : callable
-        Returns the value of a column that :func:`ragged_format.compact_encoder.encode_batch` made,
+        Returns the value of a column that :func:`ragged_format.compact.encoder.encode_batch` made,
         (s,) uint8.
     schema : RaggedSchema
         Declarations of the encoded data.

@@ -38,10 +38,10 @@ class Block:
     planes : list of int or None
         Lowest byte first: the byte that all elements have, or None where the plane is stored.
     transform : str, optional
-        ``"ranks"``: sets as :func:`ragged_format.compact_sets.encode_sets` makes them.
+        ``"ranks"``: sets as :func:`ragged_format.compact.sets.encode_sets` makes them.
         ``"differences"``: each element less the one before it. ``"positions:AXIS"``: ids of a head
-        by :func:`ragged_format.compact_heads.encode_positions` in the sets of that axis.
-        ``"shared:AXIS"``: log-probs by :func:`ragged_format.compact_heads.encode_shared` with the
+        by :func:`ragged_format.compact.heads.encode_positions` in the sets of that axis.
+        ``"shared:AXIS"``: log-probs by :func:`ragged_format.compact.heads.encode_shared` with the
         head of that axis.
     """
 

@@ -1,8 +1,8 @@
 """The compact encoding of a batch: exact and small.
 
 A candidate set is stored without its sampled token, which the tokens already say, and as
-differences of ranks (:mod:`ragged_format.compact_sets`); of heads, what sets and log-probs do not
-say (:mod:`ragged_format.compact_heads`). Every number column is then split into byte planes (all
+differences of ranks (:mod:`ragged_format.compact.sets`); of heads, what sets and log-probs do not
+say (:mod:`ragged_format.compact.heads`). Every number column is then split into byte planes (all
 lowest bytes, then all second bytes, …); planes that hold one byte only are a number in the header.
 Lengths are stored once per axis, not per column. What is left is compressed by the container
 (Arrow's zstd): similar bytes side by side are what a general compressor is good at.
@@ -31,10 +31,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ragged_format.compact_decoder import HEADER, RECORDS
-from ragged_format.compact_heads import encode_positions, encode_shared
-from ragged_format.compact_planes import Block, split
-from ragged_format.compact_sets import encode_sets
+from ragged_format.compact.decoder import HEADER, RECORDS
+from ragged_format.compact.heads import encode_positions, encode_shared
+from ragged_format.compact.planes import Block, split
+from ragged_format.compact.sets import encode_sets
 from ragged_format.lists import Int64, flat
 from ragged_format.schema import RECORD, Axis, Column, RaggedSchema
 
