@@ -258,7 +258,7 @@ def online(rank, world_size, stop_at):
     # A checkpoint of any rank will do.
     states = [None] * world_size
     dist.all_gather_object(states, steps[-1]["state"])
-    again = loader(samples, 200)
+    again = loader(samples, 60)
     again.load_state_dict(json.loads(json.dumps(states[-1])))
     steps += train(again)
     lone = train(loader([samples[0].slice(0, 1)]))
