@@ -260,6 +260,8 @@ def _cells(figure: Figure) -> tuple[str, ...]:
     sign = "≤" if figure.at_most else "≥"
     goal = "-" if figure.goal is None else f"{sign} {_number(figure.goal)}{figure.unit}"
     ratio = "-" if figure.ratio is None else f"{_number(figure.ratio)}{figure.unit}"
+    if figure.met is False and figure.ratio is not None and ratio == goal[2:]:
+        ratio = f"{figure.ratio:.5g}{figure.unit}"  # a miss does not print as the goal
     wall = "-" if figure.wall_ratio is None else f"{_number(figure.wall_ratio)}{figure.unit}"
     return figure.name, figure.ours, figure.peer, ratio, wall, goal, met
 

@@ -84,3 +84,9 @@ def test_environment_names_packages_that_are_missing(monkeypatch):
     versions = environment.describe()["versions"]
     assert versions["no-such-package"] == "not installed"
     assert versions["numpy"][0].isdigit()
+
+
+def test_a_miss_by_little_does_not_print_as_the_goal():
+    miss = Figure("imbalance", "1.0413", "bound 1.0405", 1.00077, 1.0, at_most=True)
+    row = [part.strip() for part in format_table([miss]).splitlines()[2].split("|")]
+    assert row[3:] == ["1.0008x", "-", "≤ 1x", "NO"]
