@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 # No deadline: the first call of an example pays for imports and caches, and machines differ.
 settings.register_profile("fast", deadline=None, max_examples=25)
 # The same examples in every run, so that a red build is red again on the next machine.
-settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True)
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile(
     "soak",
     deadline=None,

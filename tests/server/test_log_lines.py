@@ -24,5 +24,7 @@ print(json.dumps(stream.writes))
 def test_a_line_is_one_write():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
     ours, theirs = json.loads(done.stdout)
-    assert ours.endswith("}\n") and json.loads(ours)["event"] == "ours"
-    assert theirs.endswith("}\n") and json.loads(theirs)["event"] == "of a library"
+    assert ours.endswith("}\n")
+    assert json.loads(ours)["event"] == "ours"
+    assert theirs.endswith("}\n")
+    assert json.loads(theirs)["event"] == "of a library"
