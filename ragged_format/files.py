@@ -44,9 +44,9 @@ from ragged_format.errors import (
 from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, local_path, open_binary
-from ragged_format.shard_file import ShardFile
+from ragged_format.shard_file import ShardFile, ShardFileWriter
 from ragged_format.trailer import TRAILER_KEY, Tally, Trailer
-from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
+from ragged_format.writer_state import require_open
 
 __all__ = ["FileReader", "FileWriter", "read_file", "write_file"]
 
@@ -57,7 +57,7 @@ _TAIL = 4 + len(MAGIC)
 _KEPT = 256
 
 
-class FileWriter(EndsWithBlock):
+class FileWriter(ShardFileWriter):
     """Write one hot file, batch by batch.
 
     Use it as a context manager: leaving the block writes the trailer and publishes the file under
@@ -78,19 +78,13 @@ class FileWriter(EndsWithBlock):
         self, path: str | os.PathLike[str], schema: pa.Schema, *, validate: Validation = "off"
     ) -> None:
         self.path = local_path(path)
-        self.trailer: Trailer | None = None
         self._encoder = Encoder(schema, validate=validate, name=str(self.path))
         self._blocks: list[tuple[int, int, int]] = []
-        self._state: WriterState = "open"
+        self._state = "open"
         self._new = NewFile(self.path)
         self._file = self._new.file
         with self._new.removed_on_error():
             self._file.write(MAGIC.ljust(8, b"\0") + self._encoder.known.message)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes written so far."""
-        return int(self._file.tell())
 
     def write(
         self, batch: pa.RecordBatch, metadata: Mapping[str | bytes, str | bytes] | None = None
@@ -99,29 +93,13 @@ class FileWriter(EndsWithBlock):
         require_open(self._state, str(self.path))
         self._put(*self._encoder.encode(batch, metadata))
 
-    def close(self) -> Trailer:
-        """Write the trailer, publish the file, once, and return the trailer."""
-        if self.trailer is None:
-            require_open(self._state, str(self.path))
-            trailer, head, body = self._encoder.finish()
-            try:
-                self._put(head, body)
-                footer = footer_of(self._encoder.known.message, self._blocks)
-                size = len(footer).to_bytes(4, "little")
-                self._file.write(b"".join((END_OF_STREAM, footer, size, MAGIC)))
-                self._new.commit()
-            except BaseException:
-                self.abort()
-                raise
-            self._state = "closed"
-            self.trailer = trailer
-        return self.trailer
-
-    def abort(self) -> None:
-        """Remove what was written; does nothing after :meth:`close`."""
-        if self._state != "closed":
-            self._state = "aborted"
-            self._new.abort()
+    def _finish(self) -> Trailer:
+        trailer, head, body = self._encoder.finish()
+        self._put(head, body)
+        footer = footer_of(self._encoder.known.message, self._blocks)
+        size = len(footer).to_bytes(4, "little")
+        self._file.write(b"".join((END_OF_STREAM, footer, size, MAGIC)))
+        return trailer
 
     def _put(self, head: bytes, body: bytes | memoryview) -> None:
         self._state = "failed"

@@ -1,4 +1,4 @@
-"""What readers of hot and of compact files have in common."""
+"""What readers, and writers, of hot and of compact files have in common."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragged_format.errors import OutOfRangeError, Where
+from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ragged_format.decoding import Projection
+    from ragged_format.local_files import NewFile
     from ragged_format.schema import RaggedSchema
     from ragged_format.trailer import Trailer
 
-__all__ = ["ShardFile"]
+__all__ = ["ShardFile", "ShardFileWriter"]
 
 
 class ShardFile(ABC):
@@ -90,3 +92,48 @@ class ShardFile(ABC):
                 expected=f"0 <= index < {self.num_batches}", got=repr(index),
                 remedy="ask num_batches first",
             )  # fmt: skip
+
+
+class ShardFileWriter(EndsWithBlock):
+    """A writer of a file that appears under its name, whole, when it is closed.
+
+    Attributes
+    ----------
+    path : Path
+    trailer : Trailer, optional
+        Of the file, once it is closed.
+    """
+
+    path: Path
+    trailer: Trailer | None = None
+    _new: NewFile
+    _state: WriterState
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written so far."""
+        return int(self._new.file.tell())
+
+    def close(self) -> Trailer:
+        """Write the trailer, publish the file, once, and return the trailer."""
+        if self.trailer is None:
+            require_open(self._state, str(self.path))
+            try:
+                trailer = self._finish()
+                self._new.commit()
+            except BaseException:
+                self.abort()
+                raise
+            self._state = "closed"
+            self.trailer = trailer
+        return self.trailer
+
+    def abort(self) -> None:
+        """Remove what was written; does nothing after :meth:`close`."""
+        if self._state != "closed":
+            self._state = "aborted"
+            self._new.abort()
+
+    @abstractmethod
+    def _finish(self) -> Trailer:
+        """Write what comes after the last batch, and return the trailer."""

@@ -45,11 +45,11 @@ from ragged_format.local_files import NewFile, local_path
 from ragged_format.parse import parse_versions
 from ragged_format.ragged import concat
 from ragged_format.schema import FORMAT_VERSION, NAMESPACE
-from ragged_format.shard_file import ShardFile
+from ragged_format.shard_file import ShardFile, ShardFileWriter
 from ragged_format.soundness import check_arrays
 from ragged_format.trailer import DIGEST_KEY, TRAILER_KEY, Tally, Trailer
 from ragged_format.validate import validate_batch
-from ragged_format.writer_state import EndsWithBlock, WriterState, require_open
+from ragged_format.writer_state import require_open
 
 if TYPE_CHECKING:
     from ragged_format.known_schemas import KnownSchema
@@ -71,7 +71,7 @@ _KEPT = 2
 _ALONE = 4
 
 
-class CompactWriter(EndsWithBlock):
+class CompactWriter(ShardFileWriter):
     """Write one compact file; methods, guarantees and errors as :class:`FileWriter`.
 
     Parameters
@@ -89,11 +89,10 @@ class CompactWriter(EndsWithBlock):
     ) -> None:
         self.path = local_path(path)
         check_choice("validate", validate, VALIDATIONS)
-        self.trailer: Trailer | None = None
         self._known = known_schema(schema)
         self._validate: Validation = validate
         self._tally = Tally()
-        self._state: WriterState = "open"
+        self._state = "open"
         self._new = NewFile(self.path)
         metadata = {
             f"{NAMESPACE}version": ".".join(map(str, FORMAT_VERSION)),
@@ -104,11 +103,6 @@ class CompactWriter(EndsWithBlock):
         self._schema = encoded_schema(self._known.ragged).with_metadata(metadata)
         options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", ZSTD_LEVEL))
         self._writer = pa.ipc.new_file(self._new.file, self._schema, options=options)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes written so far."""
-        return int(self._new.file.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode and write one batch."""
@@ -129,28 +123,12 @@ class CompactWriter(EndsWithBlock):
         self._tally.add(content, batch.num_rows, {})
         self._state = "open"
 
-    def close(self) -> Trailer:
-        """Write the trailer, publish the file, once, and return the trailer."""
-        if self.trailer is None:
-            require_open(self._state, str(self.path))
-            trailer = self._tally.trailer(self._known.digest)
-            empty = pa.RecordBatch.from_pylist([], schema=self._schema)
-            try:
-                self._writer.write_batch(empty, custom_metadata=trailer.to_metadata())
-                self._writer.close()
-                self._new.commit()
-            except BaseException:
-                self.abort()
-                raise
-            self._state = "closed"
-            self.trailer = trailer
-        return self.trailer
-
-    def abort(self) -> None:
-        """Remove what was written; does nothing after :meth:`close`."""
-        if self._state != "closed":
-            self._state = "aborted"
-            self._new.abort()
+    def _finish(self) -> Trailer:
+        trailer = self._tally.trailer(self._known.digest)
+        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        self._writer.write_batch(empty, custom_metadata=trailer.to_metadata())
+        self._writer.close()
+        return trailer
 
 
 class CompactReader(ShardFile):
