@@ -20,10 +20,12 @@ from ragged_format.compact.files import CompactReader
 from ragged_format.errors import InvariantError, Where
 from ragged_format.files import FileReader
 from ragged_format.hash_runs import HashRuns, UInt64, id_hashes, repeated, shared
+from ragged_format.shard_file import ShardFile
 
 if TYPE_CHECKING:
     import os
 
+    from ragged_format.dataset import Dataset
     from ragged_format.manifest import Manifest, Shard
     from ragged_format.storage import Storage
 
@@ -40,6 +42,7 @@ __all__ = [
     "require_new",
     "require_unique",
     "shard_ids",
+    "source_ids",
 ]
 
 # What becomes of a record whose id another one has: nothing is written, or both are kept.
@@ -155,6 +158,22 @@ def shard_ids(
         yield from file_ids(reader.file, compact=is_compact, name=str(reader.path))
 
 
+def source_ids(
+    source: Dataset | ShardFile, *, name: str | None = None
+) -> Iterator[tuple[Where, pa.Array]]:
+    """Yield the ids of a dataset or a file with the places of their batches.
+
+    Parameters
+    ----------
+    source : Dataset, FileReader or CompactReader
+    name : str, optional
+        What errors call the file.
+    """
+    if isinstance(source, ShardFile):
+        return file_ids(source.path, compact=isinstance(source, CompactReader), name=name)
+    return shard_ids(source.snapshot.storage, source.snapshot.manifest)
+
+
 def numbered(batches: PlacedIds, file: str) -> Iterator[tuple[Where, pa.Array]]:
     """Yield the same ids, their places counted over all batches under one name."""
     row = 0
@@ -229,8 +248,6 @@ class TakenIds:
         As for :class:`HashRuns`.
     leaving : iterable of str, optional
         Names of shards that the commit takes from the list.
-    remedy : str
-        What the caller can do.
     """
 
     def __init__(
@@ -240,11 +257,9 @@ class TakenIds:
         folder: str | os.PathLike[str] | None = None,
         *,
         leaving: Iterable[str] = (),
-        remedy: str,
     ) -> None:
         self._storage, self._new, self._folder = storage, new, folder
         self._done = set(leaving)
-        self._remedy = remedy
 
     def compare(self, manifest: Manifest | None) -> None:
         """Compare with the shards of a manifest that were not compared yet.
@@ -259,5 +274,8 @@ class TakenIds:
         shards = [shard for shard in manifest.shards if shard.name not in self._done]
         if shards:
             old = ids_of(lambda: shard_ids(self._storage, manifest, shards), self._folder)
-            require_new(old, self._new, remedy=self._remedy)
+            require_new(
+                old, self._new,
+                remedy="leave out what is there already, or pass on_duplicate='keep'",
+            )  # fmt: skip
             self._done |= {shard.name for shard in shards}

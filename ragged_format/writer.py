@@ -321,10 +321,7 @@ class Writer(EndsWithBlock):
         require_unique(ids)
         if self._mode == "append":
             # Before the commit, which then finds nothing new to compare, and is short.
-            self._taken = TakenIds(
-                self._storage, ids, self._session.directory,
-                remedy="leave out what is there already, or pass on_duplicate='keep'",
-            )  # fmt: skip
+            self._taken = TakenIds(self._storage, ids, self._session.directory)
             self._taken.compare(self._current())
 
     def abort(self) -> None:

@@ -64,10 +64,7 @@ def taken_ids(
 
     names = [job.file_name(plan, index) for index in range(len(made))]
     new = ids_of(lambda: numbered(read(), f"what {plan.job} made"), folder)
-    return TakenIds(
-        open_storage(output.place), new, folder, leaving=names,
-        remedy="leave out what is there already, or pass on_duplicate='keep'",
-    )  # fmt: skip
+    return TakenIds(open_storage(output.place), new, folder, leaving=names)
 
 
 def _has_ids(schema: pa.Schema | None) -> bool:

@@ -22,7 +22,7 @@ from ragged_format.errors import JobError, Where
 from ragged_format.lists import Int64, offsets_of
 from ragged_format.manifest import Manifest
 from ragged_format.sources import open_source
-from ragged_format.unique_ids import file_ids, shard_ids
+from ragged_format.unique_ids import source_ids
 from ragged_pipeline.defaults import TASK_BYTES
 
 if TYPE_CHECKING:
@@ -156,10 +156,7 @@ class Input:
 
     def placed_ids(self) -> Iterator[tuple[Where, pa.Array]]:
         """Yield the ids of all samples with the places of their batches."""
-        source = self._source
-        if isinstance(source, Dataset):
-            return shard_ids(source.snapshot.storage, source.snapshot.manifest)
-        return file_ids(source.path, compact=isinstance(source, CompactReader), name=self.place)
+        return source_ids(self._source, name=self.place)
 
     def batches(
         self, piece: Piece, columns: Sequence[str] | None = None

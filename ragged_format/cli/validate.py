@@ -12,10 +12,9 @@ from ragged_format.cli.output import Json, Output, format_count, grid
 from ragged_format.cli.sources import describe, opened, placed_batches
 from ragged_format.cli.totals import Totals
 from ragged_format.codes import CODES
-from ragged_format.compact.files import CompactReader
 from ragged_format.dataset import Dataset
-from ragged_format.files import FileReader
-from ragged_format.unique_ids import SAMPLE_ID, SeenIds, file_ids, shard_ids
+from ragged_format.shard_file import ShardFile
+from ragged_format.unique_ids import SAMPLE_ID, SeenIds, source_ids
 from ragged_format.validate import validate_batch
 
 if TYPE_CHECKING:
@@ -93,12 +92,8 @@ def validate_source(source: Source, path: str, advance: Callable[[int], None]) -
 
 def _ids_of(source: Source, path: str) -> SeenIds:
     """Return what compares the ids of a source, read again from it where that is possible."""
-    if isinstance(source, Dataset):
-        snapshot = source.snapshot
-        return SeenIds(lambda: shard_ids(snapshot.storage, snapshot.manifest))
-    if isinstance(source, FileReader | CompactReader):
-        compact = isinstance(source, CompactReader)
-        return SeenIds(lambda: file_ids(source.path, compact=compact, name=path))
+    if isinstance(source, Dataset | ShardFile):
+        return SeenIds(lambda: source_ids(source, name=path))
     return SeenIds()
 
 
