@@ -38,6 +38,9 @@ from ragged_server.http.errors import SettingsError
 __all__ = ["ServerSettings", "as_toml", "is_loopback", "load_settings"]
 
 
+_NO_SIZE = "a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
+
+
 def _seconds(value: Any) -> Any:
     """Return what the command line takes as a duration; other values are left to pydantic."""
     if isinstance(value, str):
@@ -54,9 +57,7 @@ def _bytes(value: Any) -> Any:
         try:
             return parse_bytes(value)
         except LimitExceededError as err:
-            raise ValueError(
-                "a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
-            ) from err
+            raise ValueError(_NO_SIZE) from err
     return value
 
 
@@ -313,7 +314,7 @@ def load_settings(directory: Path, file: Path | None = None, **options: Any) -> 
         place = ".".join(map(str, first["loc"]))
         text = first["msg"].removeprefix("Value error, ")
         if first["type"].startswith("byte_size"):
-            text = "a size is a number of bytes, or has a unit: 65536, 64MiB, 1.5GB"
+            text = _NO_SIZE
         raise SettingsError(
             f"the setting {place} is not usable" if place else "the settings are not usable",
             where=Where(file=str(file) if place in values and place not in given else None),

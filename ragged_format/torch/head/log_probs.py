@@ -99,7 +99,7 @@ def support_log_probs(
     candidate_counts : (m,) int Tensor
         Size of each set; 0 is the full vocabulary.
     temperature : float or (m,) Tensor
-        Divides the logits. Positive, which is checked of numbers only.
+        Divides the logits. Positive, which is checked of numbers and of tensors on the CPU.
     entropy_over : {"support", "vocabulary"}
         Over which ids the entropy (nats) is taken.
     bias : (v,) Tensor, optional
@@ -132,11 +132,15 @@ def support_log_probs(
     ------
     InvariantError
         A label is outside its set (``RF-I013``) or twice in it (``RF-I012``; on CPUs, any id that
-        is twice in a set); an id is no row of
-        the weight (``RF-I011``; for sharded weights, and with "flag" on accelerators, such ids are
-        left out of their sets); counts do not sum to t (``RF-I005``).
+        is twice in a set); an id is no row of the weight (``RF-I011``; for sharded weights, and
+        with "flag" on accelerators, such ids are left out of their sets); counts do not sum to t
+        (``RF-I005``).
     SchemaMismatchError
         Shapes or dtypes that do not fit (``RF-S004``).
+    LimitExceededError
+        A temperature, scale or soft cap is none (``RF-L001``).
+    UnsupportedFeatureError
+        Temperatures that want a gradient (``RF-V002``).
 
     Examples
     --------

@@ -337,8 +337,7 @@ def http_options(
     key = os.environ.get("RAGGED_API_KEY") if key is None else key
     if verify is True and not getproxies():
         # Without TLS, and redirects are not followed: loading the authorities takes 30 ms.
-        places = [urls] if isinstance(urls, str) else urls
-        verify = not all(str(url).startswith("http://") for url in places)
+        verify = not all(url.startswith("http://") for url in base_urls(urls))
     return {
         "headers": {"authorization": f"Bearer {key}"} if key else {},
         "verify": verify

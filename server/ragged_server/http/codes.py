@@ -21,7 +21,8 @@ class Code:
     code : str
         Identifier; never reused for another meaning.
     error : str
-        Class in :mod:`ragged_server.store.errors` or :mod:`ragged_server.http.errors` that carries it.
+        Class in :mod:`ragged_server.store.errors` or :mod:`ragged_server.http.errors` that carries
+        it.
     status : int
         HTTP status of the answer.
     rule : str
