@@ -41,7 +41,7 @@ from ragged_format.errors import (
     TruncatedError,
     Where,
 )
-from ragged_format.flatbuffer import END_OF_STREAM, blocks_of, footer_of, rows_of
+from ragged_format.flatbuffer import END_OF_STREAM, blocks_before, footer_of, rows_of
 from ragged_format.known_schemas import KnownSchema, read_schema_message
 from ragged_format.local_files import NewFile, local_path, open_binary
 from ragged_format.shard_file import ShardFile, ShardFileWriter
@@ -275,13 +275,7 @@ class FileReader(ShardFile):
             raise CorruptError(
                 "Arrow cannot read the footer", expected="an Arrow IPC file", got=str(err)
             ) from err
-        self._blocks = blocks_of(memoryview(footer).cast("B"))
-        for offset, length in self._blocks:
-            if not 8 <= offset <= offset + length <= start or offset % 8:
-                raise CorruptError(
-                    "the footer points outside the file",
-                    expected=f"8 to {start}, in eights", got=(offset, offset + length),
-                )  # fmt: skip
+        self._blocks = blocks_before(memoryview(footer).cast("B"), start)
         self._known = self._read_schema(start)
         if not shown.equals(self._known.schema, check_metadata=True):
             raise CorruptError("the schemas of file and footer differ", expected=self._known.schema,

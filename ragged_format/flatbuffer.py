@@ -26,6 +26,7 @@ __all__ = [
     "SCHEMA",
     "Header",
     "Layout",
+    "blocks_before",
     "blocks_of",
     "footer_of",
     "is_big_endian",
@@ -225,6 +226,18 @@ def blocks_of(footer: bytes | memoryview) -> list[tuple[int, int]]:
         return [(place, meta + body) for place, meta, body in _BLOCK.iter_unpack(blocks)]
     except (struct.error, IndexError) as err:
         raise _malformed(err) from err
+
+
+def blocks_before(footer: bytes | memoryview, end: int) -> list[tuple[int, int]]:
+    """Return the :func:`blocks_of` a footer that begins at `end`; raises unless they lie before."""
+    blocks = blocks_of(footer)
+    for offset, length in blocks:
+        if not 8 <= offset <= offset + length <= end or offset % 8:
+            raise CorruptError(
+                "the footer points outside the file",
+                expected=f"8 to {end}, in eights", got=(offset, offset + length),
+            )  # fmt: skip
+    return blocks
 
 
 def _vtable(data: bytes | memoryview, table: int) -> tuple[int, ...]:

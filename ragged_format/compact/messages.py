@@ -14,7 +14,7 @@ import zstandard
 
 from ragged_format.byte_source import only_message
 from ragged_format.errors import CorruptError
-from ragged_format.flatbuffer import BATCH, blocks_of, layout_of
+from ragged_format.flatbuffer import BATCH, blocks_before, layout_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,10 +111,8 @@ class MessageFile:
         start = size - _TAIL - footer_size
         if start < 8:
             raise _damaged("a footer", footer_size)
-        self._blocks = blocks_of(memoryview(self._buffer.slice(start, footer_size)).cast("B"))
-        for offset, length in self._blocks:
-            if not 8 <= offset <= offset + length <= start or offset % 8:
-                raise _damaged(f"batches from 8 to {start}, in eights", (offset, offset + length))
+        footer = memoryview(self._buffer.slice(start, footer_size)).cast("B")
+        self._blocks = blocks_before(footer, start)
 
     def batch(self, index: int) -> StoredBatch:
         """Return one batch; nothing of it is decompressed yet."""
